@@ -1,0 +1,396 @@
+"""Bytes live over a step, with or without a plan: a pure function of the trace and the choices.
+
+Without choices this walks the trace's events and adds up what is held. With choices it also acts out what the runtime
+would do, by the rules in `recompute/recipe.py`: which storages recipes pin, when a replay makes values again and in
+which order, and when each of them is let go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdover.trace.graph import Category, Event, Phase, Trace
+
+CATEGORIES = tuple(Category)
+RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
+"""Size of the generator state that a recipe of a random op carries (torch 2.13)."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a plan does to one trace: ops that leave a recipe, and values that are kept packed (with their bytes)."""
+
+    recompute: frozenset[int] = frozenset()
+    pack: Mapping[int, int] = field(default_factory=dict)
+
+
+NOTHING = Choices()
+
+
+@dataclass(slots=True)
+class Extra:
+    """Bytes that only a plan brings: a cloned input, a generator state, a packed copy, a value replayed aside."""
+
+    nbytes: int
+    category: Category
+    value: int
+    held: int = 0
+
+
+@dataclass
+class Timeline:
+    """Bytes live after each op.
+
+    `live_bytes[i]` is the highest number of bytes live from the start of op `i` to the start of the next, the op's own
+    workspace included; `category_bytes[i]` the same moment by category, in the order of `CATEGORIES`, the workspace
+    counted as temporary. They add up exactly.
+    """
+
+    live_bytes: list[int]
+    category_bytes: list[tuple[int, ...]]
+    peak_op: int
+    at_peak: dict[int, int]  # storage -> bytes, those live at the peak
+    extra_at_peak: list[Extra]
+    workspace_at_peak: int
+    replays: dict[int, int]  # op -> how often it was replayed
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.live_bytes[self.peak_op] if self.live_bytes else 0
+
+
+def simulate(
+    trace: Trace, choices: Choices = NOTHING, workspace: Mapping[int, int] | None = None, *, detail: bool = True
+) -> Timeline:
+    """Act out the step under `choices`.
+
+    Args:
+        workspace: bytes that the kernel of a signature allocates beside its outputs, by signature number.
+        detail: also find what is live at the peak (a second walk).
+    """
+    first = _Walk(trace, choices, workspace or {})
+    first.run(stop=-1)
+    if detail and first.live_bytes:
+        second = _Walk(trace, choices, workspace or {})
+        second.run(stop=first.peak_moment)
+        return second.timeline(first)
+    return first.timeline(first)
+
+
+class _Recipe:
+    __slots__ = ("dead", "inputs", "op", "outputs", "pins", "refs", "replayed", "state", "want")
+
+    def __init__(self, op: int, outputs: tuple[int, ...]) -> None:
+        self.op, self.outputs = op, outputs
+        self.inputs: list[tuple[_Recipe, int]] = []
+        self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
+        self.refs = self.want = self.state = 0
+        self.replayed = self.dead = False
+
+
+class _Walk:
+    """One pass over the events. Holdings are numbered: storages first, extras after them."""
+
+    def __init__(self, trace: Trace, choices: Choices, workspace: Mapping[int, int]) -> None:
+        self.trace, self.choices, self.workspace = trace, choices, workspace
+        number = len(trace.storages)
+        self.sizes = [s.nbytes for s in trace.storages]
+        order = {c: i for i, c in enumerate(CATEGORIES)}
+        self.order = order
+        self.kinds = [order[s.category] for s in trace.storages]
+        self.program = [0] * number  # holders in the program, as recorded
+        self.ours = [0] * number  # holders that are ours or autograd's: kept slots, pins, replayed copies
+        self.extras: dict[int, Extra] = {}
+        self.content = [-1] * number
+        self.recipes: dict[int, _Recipe] = {}  # value -> recipe
+        self.awaited: dict[int, _Recipe] = {}  # storages about to be allocated by a recorded op
+        self.referred: dict[int, _Recipe] = {}  # storages that the program holds -> recipe of their content
+        self.pinned: dict[int, list[list[int]]] = defaultdict(list)
+        self.copies: dict[int, int] = {}  # value -> holding of its replayed copy
+        self.packed: dict[int, list[int]] = {}  # value -> [holding, live slots]
+        self.unpacked = [False] * len(trace.slots)
+        self.now, self.by_kind = 0, [0] * len(CATEGORIES)
+        self.live_bytes: list[int] = []
+        self.category_bytes: list[tuple[int, ...]] = []
+        self.moment = self.peak_moment = -1
+        self.peak, self.peak_op, self.top, self.spare = -1, 0, -1, 0
+        self.stop = -1
+        self.snapshot: tuple[dict[int, int], list[Extra], int] | None = None
+        self.replays: dict[int, int] = defaultdict(int)
+        for v in trace.values:
+            if v.maker < 0 and v.version == 0:
+                self.content[v.storage] = v.id
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    def add(self, holding: int, sign: int) -> None:
+        nbytes = self.sizes[holding]
+        self.now += sign * nbytes
+        self.by_kind[self.kinds[holding]] += sign * nbytes
+        if sign > 0:
+            self.look(0)
+
+    def look(self, workspace: int) -> None:
+        """Is this the most so far, of this op and of the step?"""
+        self.moment += 1
+        total = self.now + workspace
+        if total > self.top:
+            self.top = total
+            if self.live_bytes:
+                self.live_bytes[-1] = total
+                kinds = list(self.by_kind)
+                kinds[self.order[Category.TEMPORARY]] += workspace
+                self.category_bytes[-1] = tuple(kinds)
+        if total > self.peak:
+            self.peak, self.peak_moment, self.spare = total, self.moment, workspace
+            self.peak_op = max(len(self.live_bytes) - 1, 0)
+        if self.moment == self.stop:
+            live = {s: n for s, n in enumerate(self.sizes[: len(self.trace.storages)]) if self.program[s] + self.ours[s]}
+            self.snapshot = live, [e for h, e in self.extras.items() if self.ours[h]], workspace
+
+    def hold(self, holding: int) -> None:
+        self.ours[holding] += 1
+        if self.ours[holding] == 1 and (holding >= len(self.program) or not self.program[holding]):
+            self.add(holding, 1)
+
+    def free(self, holding: int) -> None:
+        self.ours[holding] -= 1
+        if self.ours[holding] == 0 and (holding >= len(self.program) or not self.program[holding]):
+            self.add(holding, -1)
+
+    def extra(self, nbytes: int, category: Category, value: int) -> int:
+        holding = len(self.sizes)
+        self.sizes.append(nbytes)
+        self.kinds.append(self.order[category])
+        self.ours.append(0)
+        self.extras[holding] = Extra(nbytes, category, value)
+        self.hold(holding)
+        return holding
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def run(self, stop: int) -> None:
+        self.stop = stop
+        act = {
+            Event.OP: self.on_op, Event.HOLD: self.on_hold, Event.DROP: self.on_drop,
+            Event.PACK: self.on_pack, Event.UNPACK: self.on_unpack, Event.RELEASE: self.on_release,
+        }  # fmt: skip
+        for kind, number in self.trace.events:
+            act[kind](number)
+
+    def on_op(self, number: int) -> None:
+        op = self.trace.ops[number]
+        self.live_bytes.append(self.now)
+        self.category_bytes.append(tuple(self.by_kind))
+        self.top = self.now
+        record = number in self.choices.recompute
+        recipe = self.record(number) if record else None
+        for before, after in op.writes:
+            storage = self.trace.values[after].storage
+            pins = self.pinned.pop(storage, None)
+            if pins:
+                self.copy_on_write(storage, pins, before)
+            self.forget(storage)
+            self.content[storage] = after
+        if recipe is not None:
+            for v in recipe.outputs:
+                self.recipes[v] = recipe
+                storage = self.trace.values[v].storage
+                self.content[storage] = v
+                if self.program[storage]:  # written in place: the storage refers to the recipe from now on
+                    self.refer(storage, recipe)
+                else:
+                    self.awaited[storage] = recipe
+        self.run_kernel(number)
+
+    def refer(self, storage: int, recipe: _Recipe) -> None:
+        recipe.refs += 1
+        self.referred[storage] = recipe
+
+    def run_kernel(self, number: int) -> None:
+        op = self.trace.ops[number]
+        workspace = self.workspace.get(op.signature, 0)
+        if workspace:
+            made = sum(self.sizes[self.trace.values[v].storage] for v in op.outputs if not self.trace.values[v].version)
+            self.look(made + workspace)
+
+    def record(self, number: int) -> _Recipe:
+        op = self.trace.ops[number]
+        recipe = _Recipe(number, op.outputs)
+        for value in op.inputs:
+            source = self.recipes.get(value)
+            if source is not None and not source.dead:
+                source.refs += 1
+                source.want += 1
+                recipe.inputs.append((source, value))
+            else:
+                storage = self.trace.values[value].storage
+                pin = [storage]
+                self.hold(storage)
+                self.pinned[storage].append(pin)
+                recipe.pins.append(pin)
+        if op.random:
+            device = self.trace.storages[self.trace.values[op.outputs[0]].storage].device if op.outputs else "cpu"
+            recipe.state = self.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
+        return recipe
+
+    def copy_on_write(self, storage: int, pins: list[list[int]], value: int) -> None:
+        clone = self.extra(self.sizes[storage], Category.ACTIVATION, value)
+        for pin in pins:
+            self.hold(clone)
+            self.free(storage)
+            pin[0] = clone
+        self.free(clone)
+
+    def forget(self, storage: int) -> None:
+        """The storage's content goes, and with it the storage's claim on the recipe that made it."""
+        recipe = self.referred.pop(storage, None)
+        if recipe is not None:
+            self.unref(recipe)
+
+    def on_hold(self, storage: int) -> None:
+        self.program[storage] += 1
+        if self.program[storage] == 1:
+            if not self.ours[storage]:
+                self.add(storage, 1)
+            recipe = self.awaited.pop(storage, None)
+            if recipe is not None:
+                self.refer(storage, recipe)
+
+    def on_drop(self, storage: int) -> None:
+        self.program[storage] -= 1
+        if self.program[storage] == 0:
+            if not self.ours[storage]:
+                self.add(storage, -1)
+            self.forget(storage)
+
+    def on_pack(self, number: int) -> None:
+        value = self.trace.slots[number].value
+        recipe = self.recipes.get(value)
+        if recipe is not None:
+            recipe.refs += 1
+            recipe.want += 1
+        elif value in self.choices.pack:
+            entry = self.packed.get(value)
+            if entry is None or not entry[1]:
+                entry = self.packed[value] = [self.extra(self.choices.pack[value], Category.ACTIVATION, value), 0]
+            entry[1] += 1
+        else:
+            self.hold(self.trace.values[value].storage)
+
+    def on_unpack(self, number: int) -> None:
+        value = self.trace.slots[number].value
+        recipe = self.recipes.get(value)
+        if recipe is None:
+            return
+        storage = self.trace.values[value].storage
+        if not (self.program[storage] and self.content[storage] == value):
+            self.materialise(recipe)
+        if not self.unpacked[number]:
+            self.unpacked[number] = True
+            self.settle(recipe)
+
+    def on_release(self, number: int) -> None:
+        value = self.trace.slots[number].value
+        recipe = self.recipes.get(value)
+        if recipe is not None:
+            if not self.unpacked[number]:
+                self.settle(recipe)
+            self.unref(recipe)
+        elif value in self.choices.pack:
+            entry = self.packed[value]
+            entry[1] -= 1
+            if not entry[1]:
+                self.free(entry[0])
+        else:
+            self.free(self.trace.values[value].storage)
+
+    # -- recipes --------------------------------------------------------------------------------------------------
+
+    def settle(self, recipe: _Recipe) -> None:
+        """One who wanted the recipe's outputs has had them. Nobody left: they are let go."""
+        recipe.want -= 1
+        if recipe.want == 0:
+            self.let_go(recipe)
+
+    def let_go(self, recipe: _Recipe) -> None:
+        for v in recipe.outputs:
+            copy = self.copies.pop(v, None)
+            if copy is not None:
+                self.free(copy)
+
+    def unref(self, recipe: _Recipe) -> None:
+        stack = [recipe]
+        while stack:
+            r = stack.pop()
+            r.refs -= 1
+            if r.refs or r.dead:
+                continue
+            r.dead = True
+            self.let_go(r)
+            for pin in r.pins:
+                pins = self.pinned.get(pin[0])
+                if pins is not None and pin in pins:
+                    del pins[next(i for i, p in enumerate(pins) if p is pin)]
+                self.free(pin[0])
+            if r.state:
+                self.free(r.state)
+            for source, _ in r.inputs:
+                if not r.replayed:
+                    self.settle(source)
+                stack.append(source)
+
+    def available(self, value: int) -> bool:
+        storage = self.trace.values[value].storage
+        return value in self.copies or bool(self.program[storage] and self.content[storage] == value)
+
+    def materialise(self, recipe: _Recipe) -> None:
+        """Replay what is missing, inputs before outputs."""
+        stack = [(recipe, False)]
+        while stack:
+            r, ready = stack.pop()
+            if any(v in self.copies for v in r.outputs):
+                continue
+            if not ready:
+                stack.append((r, True))
+                stack.extend((s, False) for s, v in reversed(r.inputs) if not self.available(v))
+                continue
+            self.replay(r)
+
+    def replay(self, recipe: _Recipe) -> None:
+        op = self.trace.ops[recipe.op]
+        self.replays[recipe.op] += 1
+        self.run_kernel(recipe.op)
+        taken: dict[int, int] = {}
+        for before, after in op.writes:
+            source = self.recipes.get(before)
+            if source is not None and source.want <= 1 and before in self.copies and not recipe.replayed:
+                taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
+        for v in recipe.outputs:
+            storage = self.trace.values[v].storage
+            if v in taken:
+                self.copies[v] = taken[v]
+            elif self.program[storage] + self.ours[storage]:
+                self.copies[v] = self.extra(self.sizes[storage], Category.ACTIVATION, v)
+            else:
+                self.hold(storage)
+                self.copies[v] = storage
+        if not recipe.replayed:
+            recipe.replayed = True
+            for source, _ in recipe.inputs:
+                self.settle(source)
+
+    def timeline(self, first: _Walk) -> Timeline:
+        live, extras, spare = self.snapshot or ({}, [], 0)
+        return Timeline(first.live_bytes, first.category_bytes, first.peak_op, live, extras, spare, dict(first.replays))
+
+
+def phase_peaks(trace: Trace, timeline: Timeline) -> dict[tuple[int, Phase], int]:
+    """The highest bytes live in each (step, phase)."""
+    peaks: dict[tuple[int, Phase], int] = {}
+    for op, nbytes in zip(trace.ops, timeline.live_bytes, strict=True):
+        key = (op.step, op.phase)
+        peaks[key] = max(peaks.get(key, 0), nbytes)
+    return peaks

@@ -1,0 +1,32 @@
+"""The private PyTorch names that recording depends on, checked by tests/trace/test_private_names.py.
+
+Each is here because no public name gives the same: where in the autograd graph a backward op belongs, and which
+tensors are wrapped by a function transform.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._C import _current_autograd_node as current_autograd_node
+from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C._autograd import _get_sequence_nr as sequence_number
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "cuda_is_initialised",
+    "current_autograd_node",
+    "current_graph_task_id",
+    "is_functorch_wrapped_tensor",
+    "is_traceable_wrapper_subclass",
+    "sequence_number",
+]
+
+
+def cuda_is_initialised() -> bool:
+    """Whether this process holds a CUDA context, which a forked child could not use."""
+    return torch.cuda.is_initialized()

@@ -1,0 +1,66 @@
+"""Tensors without memory: stand-ins for parameters, inputs and whatever else a step touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from holdover.trace._torch import FakeTensor, FakeTensorMode
+from holdover.trace.recorder import PLAIN_TYPES
+
+
+class Faker:
+    """Turns tensors into fake ones; storages shared before are shared after, ties and views included.
+
+    Tensors on `meta` (and fake ones of another mode) become fake tensors on `device`, since it is the step on a real
+    device that the caller wants to know about.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.device = device
+        self.storages: dict[int, torch.Tensor] = {}
+        self.alive: list[torch.Tensor] = []
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch.nn.parameter.is_lazy(tensor):
+            return tensor
+        if not (type(tensor) in PLAIN_TYPES or isinstance(tensor, FakeTensor)) or tensor.layout is not torch.strided:
+            return self.mode.from_tensor(tensor)
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
+            return tensor
+        self.alive.append(tensor)
+        device = self.device if tensor.device.type == "meta" else tensor.device
+        with self.mode, torch.no_grad():
+            base = self.base(tensor, device)
+            fake = torch.as_strided(base, tensor.size(), tensor.stride(), tensor.storage_offset())
+            if tensor.is_conj():
+                fake = torch._conj(fake)
+            fake = fake.detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            fake.requires_grad_()
+        fake.__dict__.update({k: v for k, v in tensor.__dict__.items() if not k.startswith("_")})
+        self.carry_hooks(tensor, fake)
+        if tensor.is_leaf and tensor.grad is not None:
+            fake.grad = self(tensor.grad)
+        return fake
+
+    def base(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """One fake tensor per storage, seen in the dtype asked for."""
+        storage = tensor.untyped_storage()
+        self.alive.append(storage)  # type: ignore[arg-type]
+        found = self.storages.get(storage._cdata)
+        if found is None:
+            count = -(-storage.nbytes() // tensor.element_size())
+            found = self.storages[storage._cdata] = torch.empty(count, dtype=tensor.dtype, device=device)
+        return found if found.dtype == tensor.dtype else found.view(tensor.dtype)
+
+    @staticmethod
+    def carry_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks: dict[int, Callable[..., object]] | None = getattr(tensor, name, None)
+            if hooks and tensor.is_leaf:
+                setattr(fake, name, hooks)

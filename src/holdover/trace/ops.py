@@ -1,0 +1,83 @@
+"""What an ATen op does to memory and state, read from its schema, with a short table of what schemas do not say."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+UNINITIALISED = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_"}
+)
+"""Ops whose result is whatever the memory held: another run gives another content."""
+
+OVERWRITES = frozenset(
+    {
+        "bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_",
+        "fill_", "zero_", "copy_",
+    }
+)  # fmt: skip
+"""In-place ops whose result does not depend on what they overwrite, if they cover the whole storage."""
+
+DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive",
+                            "item", "_local_scalar_dense", "equal", "is_nonzero"})  # fmt: skip
+
+PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+"""Namespaces whose kernels are known to touch nothing but their arguments."""
+
+
+def op_name(op: Any) -> str:
+    """`aten.addmm.default` for an overload, the plain name for a higher-order op.
+
+    >>> op_name(torch.ops.aten.mul.Tensor)
+    'aten.mul.Tensor'
+    """
+    return str(op) if isinstance(op, OpOverload) else getattr(op, "__name__", type(op).__name__)
+
+
+def resolve(name: str) -> OpOverload:
+    """The op of that name; the inverse of `op_name` for overloads."""
+    namespace, packet, overload = name.split(".")
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    return op
+
+
+@cache
+def written_arguments(op: Any) -> tuple[tuple[int, str], ...]:
+    """(position, name) of each argument that the op's schema says it writes to."""
+    if not isinstance(op, OpOverload):
+        return ()
+    return tuple(
+        (i, a.name)
+        for i, a in enumerate(op._schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+@cache
+def is_random(op: Any) -> bool:
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+@cache
+def obstacle(op: Any) -> str:
+    """Why the outputs of `op` can never be made again by running it once more; "" when they can."""
+    if not isinstance(op, OpOverload):
+        return "higher-order op"
+    packet = op._schema.name.split("::")[1]
+    if "c10d" in op.namespace:
+        return "collective"
+    if op.namespace not in PURE_NAMESPACES:
+        return f"custom op of namespace {op.namespace}"
+    if packet in UNINITIALISED:
+        return "uninitialised memory"
+    if packet in DATA_DEPENDENT or torch.Tag.data_dependent_output in op.tags:
+        return "data-dependent"
+    return ""
+
+
+def overwrites(op: Any) -> bool:
+    """Whether this in-place op forgets what it writes over, given that it covers the whole storage."""
+    return isinstance(op, OpOverload) and op._schema.name.split("::")[1] in OVERWRITES

@@ -1,0 +1,253 @@
+"""Record a training step of any model, without its memory where fake tensors can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdover.errors import HoldoverError, TraceError
+from holdover.trace.fake import Faker
+from holdover.trace.fingerprint import fingerprint
+from holdover.trace.frames import frame_modules
+from holdover.trace.graph import Category, Phase, Signature, Trace
+from holdover.trace.isolate import ForeignError, isolated
+from holdover.trace.recorder import Recorder
+from holdover.trace.replace import replace_tensors
+from holdover.trace.step import (
+    OptimizerSpec,
+    autocast_for,
+    check_precision,
+    checked_loss,
+    make_optimizer,
+    model_dtype,
+    tensors_in,
+)
+
+Loss = Callable[[Any], torch.Tensor]
+Corrections = Callable[[Signature], "list[int] | None"]
+
+
+@dataclass
+class Step:
+    """What a training step is made of. Isolation hands this over as one object, so that shared tensors stay shared."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: Loss | None
+    optimizer: OptimizerSpec
+    precision: str | None
+
+
+def record(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = None,
+    precision: str | None = None,
+    device: torch.device | None = None,
+    corrections: Corrections | None = None,
+) -> Trace:
+    """Run the caller's own training step and return what it did, leaving no mark on the caller.
+
+    The step is forward, loss, backward; with an optimizer also `step()`, `zero_grad()` and all of it once more, since
+    the optimizer's state exists from the second step on. Tensors are fake, so nothing of the model's size is
+    allocated. Where fake tensors cannot go (`.item()`, `nonzero`, a branch on a value), the step is recorded on the
+    real tensors instead, in isolation, and `Trace.notes` says why.
+
+    Args:
+        model: real, or built on `torch.device("meta")` or under fake tensors.
+        args, kwargs: the model's arguments.
+        loss: a function of the model's output that gives a scalar; see `step.default_loss`.
+        optimizer: None, a name, a `params -> Optimizer` callable or an Optimizer.
+        precision: one of Lightning's names, see `step.PRECISIONS`.
+        device: where meta tensors are taken to be; default CPU.
+        corrections: true output sizes for ops whose fake kernels are wrong.
+
+    Raises:
+        TraceError: the step itself fails, or returns no usable loss.
+
+    >>> import torch
+    >>> trace = record(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
+    >>> [op.name for op in trace.ops if op.phase == "forward"]
+    ['aten.t.default', 'aten.addmm.default']
+    """
+    check_precision(precision)
+    if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):
+        raise TraceError(f"args must be a tuple of the model's arguments, not {type(args).__name__}: write args=(x,).")
+    if not isinstance(model, torch.nn.Module):
+        raise TraceError(f"A torch.nn.Module is needed, not {type(model).__name__}.")
+    step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
+    target = device or torch.device("cpu")
+    has_data = not any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in _tensors(step))
+
+    def on_fake(subject: Step) -> Trace:
+        return _record_fake(subject, target, corrections)
+
+    try:
+        return isolated(on_fake, step)
+    except HoldoverError:
+        raise
+    except Exception as failed:
+        reason = failed
+    if not has_data:
+        raise TraceError(
+            f"The step cannot be recorded without data, and the model or its inputs have none: {_said(reason)} "
+            "Build the model and the inputs on a real device, or avoid reading values in forward."
+        )
+    try:
+        trace = isolated(_record_real, step)
+    except HoldoverError:
+        raise
+    except Exception as failed:
+        raise TraceError(f"The training step itself fails: {_said(failed)}") from failed
+    trace.notes.append(f"Recorded on real tensors, because fake ones cannot follow this step: {_said(reason)}")
+    return trace
+
+
+def _said(error: Exception) -> str:
+    text = str(error) if isinstance(error, ForeignError) else f"{type(error).__name__}: {error}"
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return first[:300] + ("" if first.endswith(".") else ".")
+
+
+def _tensors(step: Step) -> list[torch.Tensor]:
+    return [*step.model.parameters(), *step.model.buffers(), *tensors_in((step.args, step.kwargs))]
+
+
+def _record_fake(step: Step, device: torch.device, corrections: Corrections | None) -> Trace:
+    faker = Faker(device)
+    described = describe((step.args, step.kwargs))
+    identity = fingerprint(step.model)
+    step = replace_tensors(step, faker)
+    with torch.random.fork_rng(devices=[]), faker.mode:
+        recorder = Recorder(real=False, corrections=corrections)
+        return _run(step, recorder, identity, described, device)
+
+
+def _record_real(step: Step) -> Trace:
+    recorder = Recorder(real=True)
+    device = next((t.device for t in _tensors(step)), torch.device("cpu"))
+    return _run(step, recorder, fingerprint(step.model), describe((step.args, step.kwargs)), device)
+
+
+def _run(step: Step, recorder: Recorder, identity: str, described: str, device: torch.device) -> Trace:
+    model, trace = step.model, recorder.trace
+    dtype = model_dtype(step.precision)
+    if dtype is not None:
+        model.to(dtype)
+        to_dtype = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
+        step.args, step.kwargs = replace_tensors((step.args, step.kwargs), to_dtype)
+    trace.model, trace.fingerprint, trace.inputs = type(model).__name__, identity, described
+    trace.recorded_on = "real" if recorder.real else "fake"
+    optimizer = make_optimizer(step.optimizer, model)
+    trace.optimizer = type(optimizer).__name__ if optimizer is not None else ""
+    _know_what_exists(recorder, step, optimizer)
+    frame_modules(model, recorder)
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for number in range(2 if optimizer is not None else 1):
+            _one_step(step, recorder, optimizer, number, device)
+    _name_activations(trace)
+    return trace
+
+
+def _name_activations(trace: Trace) -> None:
+    """What autograd saved and did not exist before is an activation, for as long as its storage lives."""
+    for slot in trace.slots:
+        storage = trace.storages[trace.values[slot.value].storage]
+        if storage.category is Category.TEMPORARY:
+            storage.category = Category.ACTIVATION
+
+
+def _one_step(
+    step: Step, recorder: Recorder, optimizer: torch.optim.Optimizer | None, number: int, device: torch.device
+) -> None:
+    recorder.begin(number, Phase.FORWARD)
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+    with recorder:
+        with hooks, autocast_for(step.precision, device.type) if step.precision else nullcontext():
+            output = step.model(*step.args, **step.kwargs)
+            recorder.begin(number, Phase.LOSS)
+            loss = checked_loss(step.loss, output)
+        recorder.begin(number, Phase.BACKWARD)
+        loss.backward()
+        _name_gradients(recorder, step)
+        if optimizer is not None:
+            recorder.begin(number, Phase.OPTIMIZER)
+            optimizer.step()
+            _know_optimizer(recorder, optimizer)
+            optimizer.zero_grad(set_to_none=True)
+        del output, loss
+
+
+def _know_what_exists(recorder: Recorder, step: Step, optimizer: torch.optim.Optimizer | None) -> None:
+    for name, p in step.model.named_parameters():
+        if not torch.nn.parameter.is_lazy(p):
+            recorder.know(p, Category.PARAMETER, name)
+    for name, b in step.model.named_buffers():
+        if not torch.nn.parameter.is_lazy(b):
+            recorder.know(b, Category.BUFFER, name)
+    for i, t in enumerate(tensors_in((step.args, step.kwargs))):
+        recorder.know(t, Category.INPUT, f"input {i}")
+    replace_tensors(step, lambda t: _know_other(recorder, t))
+    if optimizer is not None:
+        _know_optimizer(recorder, optimizer)
+    _name_gradients(recorder, step)
+
+
+def _know_other(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    """Tensors that a module or a loss holds without registering them exist as well."""
+    if not torch.nn.parameter.is_lazy(tensor):
+        recorder.know(tensor, Category.BUFFER, "attribute")
+    return tensor
+
+
+def _know_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        for t in tensors_in(state):
+            recorder.know(t, Category.OPTIMIZER)
+            for live in recorder.lives(t):
+                storage = recorder.trace.storages[live.storage]
+                if storage.category is Category.TEMPORARY:
+                    storage.category = Category.OPTIMIZER
+
+
+def _name_gradients(recorder: Recorder, step: Step) -> None:
+    owners = [*step.model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(tensors_in((step.args, step.kwargs))))]
+    for name, p in owners:
+        if p.is_leaf and p.grad is not None:
+            for live in recorder.lives(p.grad):
+                storage = recorder.trace.storages[live.storage]
+                storage.category, storage.name = Category.GRADIENT, name
+
+
+def describe(obj: Any) -> str:
+    """Shapes and dtypes of nested arguments, readable.
+
+    >>> import torch
+    >>> describe(((torch.ones(2, 3),), {"mask": None}))
+    '(float32[2, 3]), mask=None'
+    """
+    args, kwargs = obj
+    parts = [f"({', '.join(_described(a) for a in args)})"] if args else []
+    return ", ".join(parts + [f"{k}={_described(v)}" for k, v in kwargs.items()])
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape) if value.layout is torch.strided else ''}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_described(v) for v in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_described(v)}" for k, v in value.items()) + "}"
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__

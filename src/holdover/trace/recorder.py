@@ -1,0 +1,403 @@
+"""The dispatch mode that watches a step and writes a Trace.
+
+It stands above the fake tensor mode (or above real kernels) and below autograd, so it sees the ops that really run:
+after autocast, after composite functions are taken apart, in backward as in forward.
+
+Autograd's own hold on tensors is taken away while recording: a saved tensor is replaced by a note of its geometry, and
+made anew when backward asks for it. What then keeps a storage alive is the program alone, and the trace can tell a
+value that only autograd keeps (which a plan may drop) from one that the program holds anyway.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from holdover.trace._torch import (
+    TorchDispatchMode,
+    current_autograd_node,
+    current_graph_task_id,
+    is_functorch_wrapped_tensor,
+    sequence_number,
+)
+from holdover.trace.frames import call_key
+from holdover.trace.graph import (
+    OUTSIDE,
+    Call,
+    Category,
+    Event,
+    Op,
+    Phase,
+    Signature,
+    Slot,
+    Storage,
+    TensorSpec,
+    Trace,
+    Value,
+)
+from holdover.trace.ops import (
+    OVERWRITES,
+    UNINITIALISED,
+    is_random,
+    obstacle,
+    op_name,
+    written_arguments,
+)
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Live:
+    """What the recorder knows of a storage object while it lives: which storage of the trace, with what content."""
+
+    __slots__ = ("bytes", "content", "ref", "storage")
+
+    def __init__(self, storage: int, content: list[int], nbytes: int) -> None:
+        self.storage, self.content, self.bytes = storage, content, nbytes
+        self.ref: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Frame:
+    __slots__ = ("call", "children", "index")
+
+    def __init__(self, call: int) -> None:
+        self.call, self.index = call, 0
+        self.children: dict[str, int] = {}
+
+
+class Packed:
+    """What autograd holds in place of a saved tensor: its geometry, and whose content it was."""
+
+    __slots__ = ("backup", "conj", "dtype", "geometry", "neg", "recorder", "slot")
+
+    def __init__(self, recorder: Recorder, slot: int, tensor: torch.Tensor, backup: Any) -> None:
+        self.backup = backup
+        self.recorder, self.slot, self.dtype = recorder, slot, tensor.dtype
+        self.geometry = (tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
+        self.conj, self.neg = tensor.is_conj(), tensor.is_neg()
+
+    def __del__(self) -> None:
+        self.recorder.trace.events.append((Event.RELEASE, self.slot))
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `self.trace`. Also a `frames.Counter`.
+
+    Args:
+        corrections: for ops whose fake kernels give wrong output sizes, a function from the op's signature to the true
+            bytes of each output (or None for ops that tell the truth).
+        real: tensors hold data, so saved ones are copied where otherwise a note of their geometry is enough.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __init__(
+        self,
+        *,
+        real: bool,
+        corrections: Callable[[Signature], list[int] | None] | None = None,
+        fake_mode: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.real, self.corrections, self.fake_mode = real, corrections, fake_mode
+        self.phase, self.step = Phase.FORWARD, 0
+        self.live: dict[int, Live] = {}
+        self.signatures: dict[Any, int] = {}
+        self.keys: dict[tuple[int, str], int] = {}
+        self.paused = False
+        self.last_sequence = sequence_number()
+        self.op_of_node: dict[int, int] = {}
+        self.trace.calls.append(Call(0, OUTSIDE, "", "", -1))
+        self.frames = [Frame(0)]
+
+    # -- module calls ---------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, phase: Phase) -> None:
+        """From now on ops belong to this phase of this training step."""
+        if step != self.step:
+            self.frames = [Frame(0)]
+        self.step, self.phase = step, phase
+
+    def enter(self, path: str, kind: str) -> None:
+        parent = self.frames[-1]
+        occurrence = parent.children.get(path, 0)
+        parent.children[path] = occurrence + 1
+        key = call_key(self.trace.calls[parent.call].key, path, occurrence)
+        call = self.keys.get((parent.call, key))
+        if call is None:
+            call = self.keys[parent.call, key] = len(self.trace.calls)
+            self.trace.calls.append(Call(call, key, path, kind, parent.call))
+        self.frames.append(Frame(call))
+
+    def leave(self) -> None:
+        self.frames.pop()
+
+    # -- storages and values --------------------------------------------------------------------------------------
+
+    def know(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        """Register what exists before the step: a parameter, a buffer, an input."""
+        for plain in plain_parts(tensor):
+            self.lookup(plain, category, name)
+
+    def lives(self, tensor: torch.Tensor) -> list[Live]:
+        """The records of the storages inside a tensor."""
+        return [self.lookup(plain) for plain in plain_parts(tensor)]
+
+    def lookup(self, tensor: torch.Tensor, category: Category = Category.TEMPORARY, name: str = "") -> Live:
+        """The record of a tensor's storage; a storage never seen before is registered as having existed."""
+        storage = tensor.untyped_storage()
+        live = self.live.get(storage._cdata)
+        if live is None or live.ref is None or live.ref() is not storage:
+            live = self.allocate(storage, tensor, category, name, maker=-1)
+        return live
+
+    def allocate(
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor, category: Category, name: str, maker: int
+    ) -> Live:
+        trace = self.trace
+        nbytes = storage.nbytes()
+        number = len(trace.storages)
+        trace.storages.append(Storage(number, nbytes, tensor.device.type, category, name))
+        live = Live(number, [self.new_value(number, 0, maker, tensor)], nbytes)
+        self.watch(storage, live)
+        return live
+
+    def new_value(self, storage: int, version: int, maker: int, tensor: torch.Tensor) -> int:
+        value = len(self.trace.values)
+        self.trace.values.append(Value(value, storage, version, maker, str(tensor.dtype).removeprefix("torch.")))
+        return value
+
+    def watch(self, storage: torch.UntypedStorage, live: Live) -> None:
+        """Let `storage`'s life be a holder of `live`'s storage."""
+        key, events = storage._cdata, self.trace.events
+
+        def dead(_: Any, key: int = key, number: int = live.storage, table: dict[int, Live] = self.live) -> None:
+            table.pop(key, None)
+            events.append((Event.DROP, number))
+
+        live.ref = weakref.ref(storage, dead)
+        self.live[key] = live
+        events.append((Event.HOLD, live.storage))
+
+    # -- ops ------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or getattr(func, "namespace", "") == "prim":
+            return func(*args, **kwargs)
+        trace, frame = self.trace, self.frames[-1]
+        number = len(trace.ops)
+        in_backward = current_graph_task_id() != -1
+        call, index, of = frame.call, frame.index, -1
+        if in_backward:
+            node = current_autograd_node()
+            of = self.op_of_node.get(node._sequence_nr(), -1) if node is not None else -1
+            if of >= 0:
+                call = trace.ops[of].call
+            index = -1
+        else:
+            frame.index += 1
+            sequence = sequence_number()
+            for made in range(self.last_sequence, sequence):
+                self.op_of_node[made] = number
+            self.last_sequence = sequence
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        odd = [t for t in tensors if not is_plain(t)]
+        written = self.written(func, args, kwargs)
+        forgotten = {id(t) for t, full in written if full}
+        read = [self.lookup(p) for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
+        inputs = tuple(dict.fromkeys(live.content[-1] for live in read))
+        signature = self.signature(func, args, kwargs)
+        op = Op(number, op_name(func), Phase.BACKWARD if in_backward else self.phase, self.step, call, index, signature,
+                inputs, (), random=is_random(func), of=of)  # fmt: skip
+        trace.ops.append(op)
+        trace.events.append((Event.OP, number))
+
+        out = func(*args, **kwargs)
+
+        if self.corrections is not None:
+            out = self.corrected(out, signature)
+        outputs, writes = [], []
+        for t, full in written:
+            live = self.lookup(t)
+            if t.untyped_storage().nbytes() != live.bytes:  # resize_ or set_: another allocation
+                self.resized(t, live)
+            before = live.content[-1]
+            version = trace.values[before].version + 1
+            live.content.append(self.new_value(live.storage, version, number, t))
+            writes.append((-1 if full else before, live.content[-1]))
+            outputs.append(live.content[-1])
+        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        for t in results:
+            if not is_plain(t):
+                odd.append(t)
+            for plain in plain_parts(t):
+                storage = plain.untyped_storage()
+                known = self.live.get(storage._cdata)
+                if known is None or known.ref is None or known.ref() is not storage:
+                    made = self.allocate(storage, plain, Category.TEMPORARY, "", number)
+                    outputs.append(made.content[0])
+        op.outputs, op.writes = tuple(outputs), tuple(writes)
+        op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
+        return out
+
+    def written(self, func: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, bool]]:
+        """The plain tensors that the op writes to, and whether it forgets all that their storage held."""
+        found = []
+        for position, name in written_arguments(func):
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for t in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(t, torch.Tensor):
+                    found += [(p, covers_storage(p) and forgets(func, name)) for p in plain_parts(t)]
+        return found
+
+    def resized(self, tensor: torch.Tensor, live: Live) -> None:
+        """A storage that changed its size is another allocation: the old one goes, a new one comes."""
+        storage = tensor.untyped_storage()
+        self.trace.events.append((Event.DROP, live.storage))
+        old = self.trace.storages[live.storage]
+        live.storage, live.bytes = len(self.trace.storages), storage.nbytes()
+        self.trace.storages.append(Storage(live.storage, live.bytes, old.device, old.category, old.name))
+        live.content.append(self.new_value(live.storage, 0, -1, tensor))
+        self.watch(storage, live)
+
+    def corrected(self, out: Any, signature: int) -> Any:
+        sizes = self.corrections(self.trace.signatures[signature]) if self.corrections is not None else None
+        if sizes is None or self.real:
+            return out
+        fixed = list(out)
+        for i, nbytes in enumerate(sizes):
+            if fixed[i].untyped_storage().nbytes() != nbytes:
+                self.paused = True
+                fixed[i] = torch.empty(nbytes // fixed[i].element_size(), dtype=fixed[i].dtype, device=fixed[i].device)
+                self.paused = False
+        return type(out)(fixed)
+
+    def signature(self, func: Any, args: Any, kwargs: Any) -> int:
+        runnable = True
+
+        def spec(a: Any) -> Any:
+            nonlocal runnable
+            if isinstance(a, torch.Tensor):
+                if not is_plain(a):
+                    runnable = False
+                    return None
+                return TensorSpec(tuple(a.shape), a.stride(), str(a.dtype).removeprefix("torch."), str(a.device),
+                                  a.storage_offset(), a.untyped_storage().nbytes())  # fmt: skip
+            if isinstance(a, (list, tuple)):
+                return tuple(spec(x) for x in a)
+            if a is None or isinstance(a, (bool, int, float, str, torch.dtype, torch.device, torch.layout,
+                                           torch.memory_format, complex)):  # fmt: skip
+                return a
+            runnable = False
+            return None
+
+        shape = (op_name(func), tuple(spec(a) for a in args), tuple((k, spec(v)) for k, v in kwargs.items()), runnable)
+        key = (shape, tuple(type(a) for a in args))  # 1, 1.0 and True are equal, yet not the same argument
+        number = self.signatures.get(key)
+        if number is None:
+            number = self.signatures[key] = len(self.trace.signatures)
+            self.trace.signatures.append(Signature(*shape))
+        return number
+
+    # -- saved tensors --------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not is_plain(tensor):
+            return tensor
+        live = self.lookup(tensor)
+        trace = self.trace
+        slot = len(trace.slots)
+        trace.slots.append(Slot(slot, live.content[-1], len(trace.ops) - 1, self.frames[-1].call))
+        trace.events.append((Event.PACK, slot))
+        if trace.storages[live.storage].category in EXTERNAL and trace.values[live.content[-1]].maker < 0:
+            return Packed(self, slot, tensor, tensor)
+        return Packed(self, slot, tensor, self.copy_of(tensor) if self.real else None)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        self.paused = True
+        try:
+            return tensor.untyped_storage().clone()
+        finally:
+            self.paused = False
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, Packed):
+            return packed  # type: ignore[no-any-return]
+        self.trace.events.append((Event.UNPACK, packed.slot))
+        if isinstance(packed.backup, torch.Tensor):
+            return packed.backup
+        value = self.trace.values[self.trace.slots[packed.slot].value]
+        storage = self.trace.storages[value.storage]
+        self.paused = True
+        try:
+            with torch.no_grad():
+                tensor = self.made_again(packed, storage)
+        finally:
+            self.paused = False
+        self.watch(tensor.untyped_storage(), Live(value.storage, [value.id], storage.nbytes))
+        return tensor
+
+    def made_again(self, packed: Packed, storage: Storage) -> torch.Tensor:
+        """A tensor of the saved geometry on a storage of its own."""
+        size, stride, offset = packed.geometry
+        if self.real:
+            tensor = torch.empty(0, dtype=packed.dtype, device=storage.device)
+            tensor.set_(packed.backup, offset, size, stride)
+        else:
+            item = packed.dtype.itemsize
+            tensor = torch.empty(max(storage.nbytes // item, 1), dtype=packed.dtype, device=storage.device)
+            tensor = torch.as_strided(tensor, size, stride, offset)
+        if packed.conj:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if packed.neg else tensor
+
+
+EXTERNAL = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one strided storage that the dispatcher handles without a wrapper (fake ones count)."""
+    kind = type(tensor)
+    return (
+        (kind in PLAIN_TYPES or kind.__name__ == "FakeTensor")
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided storages inside a tensor: itself, or what a wrapper or sparse tensor is made of."""
+    if is_plain(tensor):
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [p for n in names for p in plain_parts(getattr(tensor, n))]
+    return []
+
+
+def covers_storage(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and (
+        tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
+    )
+
+
+def forgets(func: Any, argument: str) -> bool:
+    packet = func._schema.name.split("::")[1]
+    return packet in OVERWRITES or packet in UNINITIALISED or (packet == "rrelu_with_noise" and argument == "noise")
