@@ -114,7 +114,7 @@ def peak_of_events(profiler: profile) -> int:
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """The profiler's C++ side writes a line to stderr each time it starts and stops, unless this is set at its birth."""
+    """Set at its birth, this keeps the profiler's C++ side from writing to stderr each time it starts and stops."""
     name = "KINETO_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ.setdefault(name, "99")
