@@ -1,0 +1,303 @@
+"""What a training step will hold in memory, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdover.errors import DeviceError
+from holdover.memory.simulate import CATEGORIES, Timeline, phase_peaks, simulate
+from holdover.memory.workspace import true_output_bytes, workspace_bytes
+from holdover.trace.graph import Category, Phase, Trace
+from holdover.trace.record import Loss, record
+from holdover.trace.step import OptimizerSpec
+
+SCHEMA_VERSION = 1
+LOSS_OPS = ("_log_softmax", "nll_loss", "binary_cross_entropy", "mse_loss", "smooth_l1_loss", "huber_loss")
+CASTS = ("aten._to_copy", "aten.clone", "aten.copy_", "aten.contiguous")
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module's share. `saved_bytes` counts what its own ops made and autograd keeps, children not included."""
+
+    path: str
+    kind: str
+    weights_bytes: int
+    saved_bytes: int
+    at_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One kind of op: how often its results are saved for backward, and their bytes."""
+
+    name: str
+    count: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of most memory, and what it is made of: `parts` adds up to `nbytes` exactly."""
+
+    nbytes: int
+    step: int
+    phase: Phase
+    op: str
+    module: str
+    parts: Mapping[Category, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The memory of a training step, from a recording of it.
+
+    Attributes:
+        peak_bytes: most bytes live at once over the step (over both steps, with an optimizer).
+        peak_phase: "forward", "loss", "backward" or "optimizer".
+        peak: where it is and what it is made of.
+        weights_bytes: parameters and buffers (tensors that modules hold unregistered included).
+        gradients_bytes: gradients of parameters and inputs.
+        optimizer_bytes: the optimizer's state, which exists from the end of the first step on.
+        activations_bytes: what autograd saves for backward, each storage once, parameters and inputs not counted.
+        loss_bytes: the part of it that is logits and loss.
+        temporaries_bytes: live at the peak, neither saved nor any of the others; workspace of kernels included.
+        inputs_bytes: the model's arguments.
+        first_step_peak_bytes, later_step_peak_bytes: the peaks of the first step and of every later one.
+        uncertainties: what the numbers leave out.
+    """
+
+    model: str
+    inputs: str
+    optimizer: str
+    precision: str
+    device: str
+    recorded_on: str
+    peak: Peak
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    loss_bytes: int
+    temporaries_bytes: int
+    inputs_bytes: int
+    first_step_peak_bytes: int
+    later_step_peak_bytes: int
+    notes: tuple[str, ...] = ()
+    uncertainties: tuple[str, ...] = ()
+    trace: Trace = field(repr=False)
+    timeline: Timeline = field(repr=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.nbytes
+
+    @property
+    def peak_phase(self) -> str:
+        return self.peak.phase.value
+
+    def by_module(self) -> list[ModuleRow]:
+        """A row per module that has weights or saves activations, in order of first use."""
+        return _by_module(self.trace, self.timeline)
+
+    def by_op(self) -> list[OpRow]:
+        """A row per op whose results are saved, largest first."""
+        counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for storage, maker in _saved_storages(self.trace):
+            entry = counts[self.trace.ops[maker].name]
+            entry[0] += 1
+            entry[1] += self.trace.storages[storage].nbytes
+        rows = [OpRow(name, count, nbytes) for name, (count, nbytes) in counts.items()]
+        return sorted(rows, key=lambda r: -r.saved_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; `schema_version` changes when a name or meaning does."""
+        plain = (
+            "model inputs optimizer precision device recorded_on peak_bytes peak_phase weights_bytes gradients_bytes "
+            "optimizer_bytes activations_bytes loss_bytes temporaries_bytes inputs_bytes first_step_peak_bytes "
+            "later_step_peak_bytes"
+        )
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **{name: getattr(self, name) for name in plain.split()},
+            "peak": {
+                "step": self.peak.step, "op": self.peak.op, "module": self.peak.module,
+                "parts": {k.value: n for k, n in self.peak.parts.items()},
+            },
+            "notes": list(self.notes),
+            "uncertainties": list(self.uncertainties),
+            "modules": [vars_of(r) for r in self.by_module()],
+            "ops": [vars_of(r) for r in self.by_op()],
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        from holdover.report.text import render_estimate
+
+        return render_estimate(self)
+
+
+def vars_of(row: ModuleRow | OpRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
+
+
+def estimate(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = None,
+    precision: str | None = None,
+    device: str | None = None,
+) -> Estimate:
+    """What this training step will hold in memory, without running it on real data where that can be avoided.
+
+    Args:
+        model: any module, real or built on `torch.device("meta")`; nothing of its size is allocated, nothing changed.
+        args, kwargs: the model's arguments, as for `torch.export`.
+        loss: a function of the output that gives a scalar. Default: the output itself if it is a scalar, its `.loss`,
+            else the sum of its floating tensors.
+        optimizer: None (forward, loss and backward only), a name ("adamw"), a `params -> Optimizer` callable, or an
+            Optimizer. With one, two steps are looked at: the optimizer's state exists only in the second.
+        precision: None, "32-true", "bf16-mixed", "bf16-true", "16-mixed" or "16-true".
+        device: None, for the device of the tensors, or "cpu".
+
+    Raises:
+        TraceError: the step fails, or gives no loss.
+        DeviceError: a device that is not supported.
+
+    >>> import torch
+    >>> e = estimate(torch.nn.Linear(100, 10, bias=False), (torch.ones(5, 100),))
+    >>> e.weights_bytes, e.inputs_bytes, e.activations_bytes  # backward needs the input, which exists anyway
+    (4000, 2000, 0)
+    >>> sum(e.peak.parts.values()) == e.peak_bytes
+    True
+    """
+    target = target_device(device)
+    trace = record(
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
+        corrections=true_output_bytes,
+    )  # fmt: skip
+    return estimate_of(trace, precision=precision)
+
+
+def target_device(device: str | None) -> torch.device | None:
+    """The device that a name stands for; only what the tensors are on, and the CPU, can be estimated so far."""
+    if device is None:
+        return None
+    if device == "cpu":
+        return torch.device("cpu")
+    raise DeviceError(f"Unknown device {device!r}: only 'cpu' can be estimated without being the tensors' own device.")
+
+
+def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
+    """Bytes that kernels allocate inside, by signature, and what is not known about them."""
+    device = trace.storages[0].device if trace.storages else "cpu"
+    known, unknown = {}, defaultdict(int)
+    for number, nbytes in workspace_bytes(trace.signatures, device).items():
+        if nbytes is None:
+            unknown[trace.signatures[number].name] += 1
+        else:
+            known[number] = nbytes
+    return known, [f"Workspace of {name} is unknown ({n} shapes) and not counted." for name, n in unknown.items()]
+
+
+def estimate_of(trace: Trace, *, precision: str | None = None) -> Estimate:
+    """The estimate that a recorded step amounts to."""
+    workspace, unknown = workspaces(trace)
+    timeline = simulate(trace, workspace=workspace)
+    by_category: dict[Category, int] = defaultdict(int)
+    for s in trace.storages:
+        by_category[s.category] += s.nbytes
+    last = max((op.step for op in trace.ops), default=0)
+    peaks = phase_peaks(trace, timeline)
+    by_step = {n: max(v for (step, _), v in peaks.items() if step == n) for n in range(last + 1)}
+    loss_storages = _logits_and_loss(trace, last)
+    saved = [s for s, maker in _saved_storages(trace) if trace.ops[maker].step == last]
+    peak = peak_of(trace, timeline)
+    existing = [s for s in trace.storages if s.category in (Category.PARAMETER, Category.BUFFER)]
+    gradients = {(s.name, s.nbytes) for s in trace.storages if s.category is Category.GRADIENT}
+    return Estimate(
+        model=trace.model, inputs=trace.inputs, optimizer=trace.optimizer, precision=precision or "as given",
+        device=trace.storages[0].device if trace.storages else "cpu", recorded_on=trace.recorded_on,
+        peak=peak,
+        weights_bytes=sum(s.nbytes for s in existing),
+        gradients_bytes=sum(nbytes for _, nbytes in gradients),
+        optimizer_bytes=by_category[Category.OPTIMIZER],
+        activations_bytes=sum(trace.storages[s].nbytes for s in saved),
+        loss_bytes=sum(trace.storages[s].nbytes for s in saved if s in loss_storages),
+        temporaries_bytes=peak.parts[Category.TEMPORARY],
+        inputs_bytes=by_category[Category.INPUT],
+        first_step_peak_bytes=by_step.get(0, 0), later_step_peak_bytes=by_step.get(last, 0),
+        notes=tuple(trace.notes), uncertainties=(*trace.uncertainties, *unknown), trace=trace, timeline=timeline,
+    )  # fmt: skip
+
+
+def peak_of(trace: Trace, timeline: Timeline) -> Peak:
+    """Where the timeline is highest and what it is made of."""
+    op = trace.ops[timeline.peak_op]
+    parts = dict(zip(CATEGORIES, timeline.category_bytes[timeline.peak_op], strict=True))
+    return Peak(timeline.peak_bytes, op.step, op.phase, op.name, trace.calls[op.call].path, parts)
+
+
+def _saved_storages(trace: Trace) -> list[tuple[int, int]]:
+    """(storage, op that made it) of each activation, in order of making."""
+    makers: dict[int, int] = {}
+    for slot in trace.slots:
+        value = trace.values[slot.value]
+        if trace.storages[value.storage].category is Category.ACTIVATION and value.maker >= 0:
+            makers.setdefault(value.storage, value.maker)
+    return sorted(makers.items(), key=lambda item: item[1])
+
+
+def _by_module(trace: Trace, timeline: Timeline) -> list[ModuleRow]:
+    last = max((op.step for op in trace.ops), default=0)
+    kinds = {c.path: c.kind for c in trace.calls}
+    weights: dict[str, int] = defaultdict(int)
+    saved: dict[str, int] = defaultdict(int)
+    at_peak: dict[str, int] = defaultdict(int)
+    for s in trace.storages:
+        if s.category in (Category.PARAMETER, Category.BUFFER) and s.name:
+            weights[s.name.rpartition(".")[0] if s.name != "attribute" else ""] += s.nbytes
+    for storage, maker in _saved_storages(trace):
+        path = trace.calls[trace.ops[maker].call].path
+        if trace.ops[maker].step == last:
+            saved[path] += trace.storages[storage].nbytes
+        at_peak[path] += timeline.at_peak.get(storage, 0)
+    order = dict.fromkeys([c.path for c in trace.calls] + list(weights))
+    return [
+        ModuleRow(path, kinds.get(path, ""), weights[path], saved[path], at_peak[path])
+        for path in order
+        if weights[path] or saved[path] or at_peak[path]
+    ]
+
+
+def _logits_and_loss(trace: Trace, step: int) -> set[int]:
+    """Storages made by the loss, and the logits it reads: back from the loss's first op through casts and copies."""
+    found: set[int] = set()
+    for op in trace.ops:
+        if op.step != step or op.phase not in (Phase.FORWARD, Phase.LOSS):
+            continue
+        is_loss_op = any(name in op.name for name in LOSS_OPS)
+        if op.phase is Phase.LOSS or is_loss_op:
+            found.update(trace.values[v].storage for v in op.outputs)
+        if is_loss_op:
+            queue = list(op.inputs)
+            while queue:
+                value = trace.values[queue.pop()]
+                if value.maker < 0 or value.storage in found or value.dtype.startswith("int"):
+                    continue
+                found.add(value.storage)
+                if trace.ops[value.maker].name.startswith(CASTS):
+                    queue.extend(trace.ops[value.maker].inputs)
+    return found
