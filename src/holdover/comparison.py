@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,15 +52,16 @@ def flatten(name: str, value: Any) -> Iterator[Item]:
 
 
 def compare(kind: str, expected: list[Item], found: list[Item]) -> list[Difference]:
+    """One `Difference` for each item of `found` that is not what it is in `expected`."""
     names, others = [item[0] for item in expected], [item[0] for item in found]
     if names != others:
         odd = sorted(set(names) ^ set(others)) or names
         return [Difference(kind, odd[0], "", 0, math.nan, f"there are {len(others)} {kind}s instead of {len(names)}")]
     differences = []
     for (name, module, a), (_, _, b) in zip(expected, found, strict=True):
-        unlike = unlike(a, b)
-        if unlike is not None:
-            differences.append(Difference(kind, name, module, *unlike))
+        how = unlike(a, b)
+        if how is not None:
+            differences.append(Difference(kind, name, module, *how))
     return differences
 
 
@@ -71,6 +73,8 @@ def unlike(a: Any, b: Any) -> tuple[int, float, str] | None:
     for what in ("layout", "dtype", "shape", "device"):
         if getattr(a, what) != getattr(b, what):
             return 0, math.nan, f"{what} {getattr(b, what)} instead of {getattr(a, what)}"
+    if a.is_nested:
+        return next((how for x, y in zip(a.unbind(), b.unbind(), strict=True) if (how := unlike(x, y))), None)
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
     if torch.equal(_bits(a), _bits(b)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from holdover.errors import UnitError
@@ -154,3 +155,26 @@ def format_share(share: float, *, sign: bool = False) -> str:
     ('5.3 %', '+5.3 %')
     """
     return f"{share * 100:{'+' if sign else ''}.1f} %"
+
+
+def format_parts(parts: Sequence[int], unit: str) -> list[str]:
+    """Write sizes that are listed above their total so that the printed figures add up to the printed total.
+
+    Args:
+        parts: bytes.
+        unit: the unit of all figures, which carry none themselves.
+
+    Returns:
+        One figure for each part, and last the total's.
+
+    >>> format_parts([100, 100, 100], "KiB")  # 0.0977 each, 0.2930 together
+    ['0.10', '0.10', '0.09', '0.29']
+    """
+    step = 1 if unit == "B" else 100
+    exact = [part * step / _BINARY[unit] for part in parts]
+    total = round(sum(parts) * step / _BINARY[unit])
+    floors = [int(value) for value in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda i: floors[i] - exact[i])
+    for i in by_remainder[: total - sum(floors)]:
+        floors[i] += 1
+    return [f"{value / step:,.{0 if step == 1 else 2}f}" for value in [*floors, total]]

@@ -1,0 +1,44 @@
+"""The application that the commands are registered with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import holdover
+from holdover.cli.demo import demo
+from holdover.cli.estimate import estimate
+from holdover.cli.plan import plan
+from holdover.cli.verify import verify
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Fit the training step of any PyTorch model into a byte budget: estimate its memory, plan what to recompute, "
+    "prove that the result is exact.",
+    epilog="Exit status: 0 fine, 1 the promise does not hold, 2 bad input.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import torch
+
+        typer.echo(f"holdover {holdover.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (estimate, plan, verify, demo):
+    app.command()(command)

@@ -1,0 +1,157 @@
+"""What the commands share: their options, how they fail, what they print where."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console, RenderableType
+
+from holdover.errors import HoldoverError
+from holdover.report.text import render
+
+P = ParamSpec("P")
+
+BROKEN_PROMISE = 1
+BAD_INPUT = 2
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="path/to/file.py:factory (a function that returns (model, args, kwargs, loss)), transformers:CONFIG.json, "
+        "transformers:CLASS, timm:NAME or torchvision:NAME.",
+        show_default=False,
+    ),
+]
+OptimizerOption = Annotated[
+    str, typer.Option("--optimizer", help="A name such as adamw or sgd; none for forward and backward alone.")
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="32-true, bf16-mixed, bf16-true, 16-mixed. [default: as the model is]"),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="The device to estimate for. [default: where the tensors are]")
+]
+BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Batch size, for the models of a library.")]
+SeqOption = Annotated[
+    int | None, typer.Option("--seq", min=1, help="Tokens per sample, for text. [default: 512, or the model's most]")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead.")]
+
+_stderr = Console(stderr=True, highlight=False)
+
+
+def named_optimizer(name: str) -> str | None:
+    """`--optimizer none` is no optimizer."""
+    return None if name.lower() == "none" else name
+
+
+def fails_politely(command: Callable[P, None]) -> Callable[P, None]:
+    """Errors become one message on stderr and exit status 2; a traceback never reaches the user of a command."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except HoldoverError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            fail("interrupted", status=130)
+        except BrokenPipeError:  # the reader of our output has seen enough, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except Exception as error:
+            fail(f"{type(error).__name__}: {error}")
+
+    return run
+
+
+def fail(message: str, status: int = BAD_INPUT) -> None:
+    """Say what is wrong on stderr, and exit."""
+    _stderr.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
+    raise typer.Exit(status)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+@contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Say on stderr what is being done, and how long it took.
+
+    No spinner: steps are recorded in a forked child, and a fork must not meet a thread that holds the terminal.
+    """
+    _stderr.print(f"[dim]{_escaped(what)} ...[/]", end="")
+    began = time.perf_counter()
+    try:
+        yield
+    except BaseException:
+        _stderr.print()
+        raise
+    _stderr.print(f"[dim] {time.perf_counter() - began:.1f} s[/]")
+
+
+def show(view: RenderableType) -> None:
+    """Print a view on stdout: in colour on a terminal, as plain text of a fixed width elsewhere."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(view)
+    else:
+        typer.echo(render(view))
+
+
+def show_json(data: Any) -> None:
+    """Print plain data on stdout."""
+    typer.echo(json.dumps(data, indent=1))
+
+
+def check_writable(path: Path) -> None:
+    """Fail before the work rather than after it.
+
+    Raises:
+        HoldoverError: nothing can be written at `path`.
+    """
+    if path.is_dir():
+        raise HoldoverError(f"cannot write {path}: it is a directory; give the name of a file in it")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise HoldoverError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file wholly or not at all: what stood there stays until the new text is on disk.
+
+    Raises:
+        HoldoverError: it cannot be written.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())  # a temporary file is private, a plan need not be
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise HoldoverError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

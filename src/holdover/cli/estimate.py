@@ -1,0 +1,51 @@
+"""`holdover estimate MODEL`."""
+
+from __future__ import annotations
+
+from holdover.cli.common import (
+    BatchOption,
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    OptimizerOption,
+    PrecisionOption,
+    SeqOption,
+    fails_politely,
+    named_optimizer,
+    show,
+    show_json,
+    stage,
+)
+
+
+@fails_politely
+def estimate(
+    model: ModelArgument,
+    optimizer: OptimizerOption = "adamw",
+    precision: PrecisionOption = None,
+    device: DeviceOption = None,
+    batch: BatchOption = 8,
+    seq: SeqOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what a training step will hold in memory, before it runs."""
+    import holdover
+    from holdover.cli.model_spec import load
+    from holdover.report.text import estimate_view
+
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=True)
+    with stage("recording the step"):
+        found = holdover.estimate(
+            step.model,
+            step.args,
+            step.kwargs,
+            loss=step.loss,
+            optimizer=named_optimizer(optimizer),
+            precision=precision,
+            device=device,
+        )
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show(estimate_view(found))
