@@ -70,11 +70,11 @@ def unlike(a: Any, b: Any) -> tuple[int, float, str] | None:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         same = type(a) is type(b) and a == b
         return None if same else (0, math.nan, f"{_short(b)} instead of {_short(a)}")
+    if a.is_nested and b.is_nested and a.size(0) == b.size(0):  # shapes of their own, each with its own symbols
+        return next((how for x, y in zip(a.unbind(), b.unbind(), strict=True) if (how := unlike(x, y))), None)
     for what in ("layout", "dtype", "shape", "device"):
         if getattr(a, what) != getattr(b, what):
             return 0, math.nan, f"{what} {getattr(b, what)} instead of {getattr(a, what)}"
-    if a.is_nested:
-        return next((how for x, y in zip(a.unbind(), b.unbind(), strict=True) if (how := unlike(x, y))), None)
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
     if torch.equal(_bits(a), _bits(b)):

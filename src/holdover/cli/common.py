@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console, RenderableType
@@ -64,6 +64,8 @@ def fails_politely(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+        except typer.Exit:
+            raise
         except HoldoverError as error:
             fail(str(error))
         except KeyboardInterrupt:
@@ -76,7 +78,7 @@ def fails_politely(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def fail(message: str, status: int = BAD_INPUT) -> None:
+def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
     """Say what is wrong on stderr, and exit."""
     _stderr.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
     raise typer.Exit(status)

@@ -81,7 +81,7 @@ def _library(name: str) -> ModuleType:
         raise ModelSpecError(f"{name} is installed but cannot be imported: {_said(error)}") from error
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def _from_file(path: Path, factory: str) -> ModelStep:
@@ -145,7 +145,7 @@ def _as_step(made: Any, what: str) -> ModelStep:
     return step
 
 
-# -- libraries ----------------------------------------------------------------------------------------------------------
+# -- libraries --------------------------------------------------------------------------------------------------------
 
 
 def _from_transformers(name: str, batch: int, seq: int | None) -> ModelStep:

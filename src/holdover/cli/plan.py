@@ -1,5 +1,79 @@
+"""`holdover plan MODEL --budget SIZE`."""
+
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Annotated
 
-def plan() -> None:
-    """Later."""
+import typer
+
+from holdover.cli.common import (
+    BatchOption,
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    OptimizerOption,
+    PrecisionOption,
+    SeqOption,
+    check_writable,
+    fails_politely,
+    named_optimizer,
+    show,
+    show_json,
+    stage,
+    write_whole,
+)
+
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        "--budget", help="24GiB, a share of the step's own peak such as 60%, or min for the lowest peak there is."
+    ),
+]
+
+
+@fails_politely
+def plan(
+    model: ModelArgument,
+    budget: BudgetOption,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan to this file.", show_default=False)
+    ] = None,
+    optimizer: OptimizerOption = "adamw",
+    precision: PrecisionOption = None,
+    device: DeviceOption = None,
+    batch: BatchOption = 8,
+    seq: SeqOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose what to recompute so that the step's peak meets a budget at the least extra time."""
+    import holdover
+    from holdover.cli.model_spec import load
+    from holdover.report.text import plan_view
+    from holdover.units import parse_budget
+
+    parse_budget(budget)
+    if output is not None:
+        check_writable(output)
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=True)
+    with stage("recording the step, timing its ops, solving"):
+        found = holdover.plan(
+            step.model,
+            step.args,
+            step.kwargs,
+            budget=int(budget) if budget.isdecimal() else budget,
+            loss=step.loss,
+            optimizer=named_optimizer(optimizer),
+            precision=precision,
+            device=device,
+        )
+    if output is not None:
+        write_whole(output, found.to_json() + "\n")
+    if as_json:
+        show_json(json.loads(found.to_json()))
+    else:
+        show(plan_view(found))
+        if output is not None:
+            typer.echo(f"\nwritten to {output}")

@@ -1,5 +1,66 @@
+"""`holdover verify MODEL --plan FILE` or `--budget SIZE`."""
+
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
 
-def verify() -> None:
-    """Later."""
+import typer
+
+from holdover.cli.common import (
+    BROKEN_PROMISE,
+    BatchOption,
+    JsonOption,
+    ModelArgument,
+    OptimizerOption,
+    PrecisionOption,
+    SeqOption,
+    fail,
+    fails_politely,
+    named_optimizer,
+    show,
+    show_json,
+    stage,
+)
+
+
+@fails_politely
+def verify(
+    model: ModelArgument,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan that `holdover plan -o` wrote.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Make a plan for this budget instead.", show_default=False)
+    ] = None,
+    optimizer: OptimizerOption = "adamw",
+    precision: PrecisionOption = None,
+    batch: BatchOption = 8,
+    seq: SeqOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the step plain and planned: gradients bit for bit, memory and time against the promise."""
+    import holdover
+    from holdover.cli.model_spec import load
+    from holdover.report.text import verification_view
+    from holdover.units import parse_budget
+
+    if (plan is None) == (budget is None):
+        fail("give either --plan FILE or --budget SIZE")
+    loaded = None if plan is None else holdover.Plan.load(plan)
+    if budget is not None:
+        parse_budget(budget)
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=False)
+    shared: dict[str, Any] = {"loss": step.loss, "optimizer": named_optimizer(optimizer), "precision": precision}
+    if loaded is None:
+        with stage("recording the step, timing its ops, solving"):
+            loaded = holdover.plan(step.model, step.args, step.kwargs, budget=budget or "min", **shared)
+    with stage("running it plain and planned"):
+        found = holdover.verify(step.model, step.args, step.kwargs, plan=loaded, **shared)
+    if as_json:
+        show_json(found.to_json())
+    else:
+        show(verification_view(found))
+    if not found.holds:
+        raise typer.Exit(BROKEN_PROMISE)

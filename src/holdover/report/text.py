@@ -103,7 +103,7 @@ def _bar(part: int, whole: int, width: int) -> str:
     '█▌'
     """
     eighths = round(part * width * 8 / whole) if whole else 0
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + ["", *"▏▎▍▌▋▊▉"][eighths % 8]
 
 
 def _over_time(estimate: Estimate) -> Group:
