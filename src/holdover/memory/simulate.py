@@ -16,6 +16,7 @@ from holdover.trace.graph import Category, Event, Phase, Trace
 CATEGORIES = tuple(Category)
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """Size of the generator state that a recipe of a random op carries (torch 2.13)."""
+SMALL_PIN_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ def simulate(
 
 
 class _Recipe:
-    __slots__ = ("dead", "inputs", "op", "outputs", "pins", "refs", "replayed", "state", "want")
+    __slots__ = ("dead", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "state", "wanted")
 
     def __init__(self, op: int, outputs: tuple[int, ...]) -> None:
         self.op, self.outputs = op, outputs
-        self.inputs: list[tuple[_Recipe, int]] = []
+        self.inputs: list[tuple[_Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
         self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
-        self.refs = self.want = self.state = 0
-        self.replayed = self.dead = False
+        self.refs = self.wanted = self.state = 0
+        self.replayed = self.spent = self.dead = False  # spent: asked for in this pass
 
 
 class _Walk:
@@ -109,8 +110,10 @@ class _Walk:
         self.referred: dict[int, _Recipe] = {}  # storages that the program holds -> recipe of their content
         self.pinned: dict[int, list[list[int]]] = defaultdict(list)
         self.copies: dict[int, int] = {}  # value -> holding of its replayed copy
-        self.packed: dict[int, list[int]] = {}  # value -> [holding, live slots]
+        self.small_copies: dict[int, int] = {}  # value -> holding of the copy that its pins share
         self.unpacked = [False] * len(trace.slots)
+        self.slots_alive: set[int] = set()  # of recipes
+        self.last_pass = -1
         self.now, self.by_kind = 0, [0] * len(CATEGORIES)
         self.live_bytes: list[int] = []
         self.category_bytes: list[tuple[int, ...]] = []
@@ -176,6 +179,7 @@ class _Walk:
         act = {
             Event.OP: self.on_op, Event.HOLD: self.on_hold, Event.DROP: self.on_drop,
             Event.PACK: self.on_pack, Event.UNPACK: self.on_unpack, Event.RELEASE: self.on_release,
+            Event.PASS: self.on_pass,
         }  # fmt: skip
         for kind, number in self.trace.events:
             act[kind](number)
@@ -186,7 +190,7 @@ class _Walk:
         self.category_bytes.append(tuple(self.by_kind))
         self.top = self.now
         record = number in self.choices.recompute
-        recipe = self.record(number) if record else None
+        recipe = self.record(number) if record else self.packed(number)
         for before, after in op.writes:
             storage = self.trace.values[after].storage
             pins = self.pinned.pop(storage, None)
@@ -223,18 +227,40 @@ class _Walk:
             source = self.recipes.get(value)
             if source is not None and not source.dead:
                 source.refs += 1
-                source.want += 1
                 recipe.inputs.append((source, value))
             else:
-                storage = self.trace.values[value].storage
-                pin = [storage]
-                self.hold(storage)
-                self.pinned[storage].append(pin)
-                recipe.pins.append(pin)
+                self.pin(recipe, value)
         if op.random:
             device = self.trace.storages[self.trace.values[op.outputs[0]].storage].device if op.outputs else "cpu"
             recipe.state = self.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
         return recipe
+
+    def packed(self, number: int) -> _Recipe | None:
+        """A kept value in packed form: a recipe without inputs that carries the bytes (rule 14)."""
+        op = self.trace.ops[number]
+        nbytes = [self.choices.pack[v] for v in op.outputs if v in self.choices.pack]
+        if not nbytes:
+            return None
+        recipe = _Recipe(number, tuple(v for v in op.outputs if v in self.choices.pack))
+        recipe.state = self.extra(sum(nbytes), Category.ACTIVATION, recipe.outputs[0])
+        return recipe
+
+    def pin(self, recipe: _Recipe, value: int) -> None:
+        """Keep an argument that no recipe can make: its storage, or a copy of it if small and from before the step."""
+        storage = self.trace.values[value].storage
+        existed = self.trace.storages[storage].category in (Category.BUFFER, Category.INPUT)
+        if existed and self.sizes[storage] <= SMALL_PIN_BYTES:
+            copy = self.small_copies.get(value)
+            if copy is None or not self.ours[copy]:
+                self.small_copies[value] = self.extra(self.sizes[storage], Category.ACTIVATION, value)
+            else:
+                self.hold(copy)
+            recipe.pins.append([self.small_copies[value]])
+            return
+        pin = [storage]
+        self.hold(storage)
+        self.pinned[storage].append(pin)
+        recipe.pins.append(pin)
 
     def copy_on_write(self, storage: int, pins: list[list[int]], value: int) -> None:
         clone = self.extra(self.sizes[storage], Category.ACTIVATION, value)
@@ -271,12 +297,8 @@ class _Walk:
         recipe = self.recipes.get(value)
         if recipe is not None:
             recipe.refs += 1
-            recipe.want += 1
-        elif value in self.choices.pack:
-            entry = self.packed.get(value)
-            if entry is None or not entry[1]:
-                entry = self.packed[value] = [self.extra(self.choices.pack[value], Category.ACTIVATION, value), 0]
-            entry[1] += 1
+            self.slots_alive.add(number)
+            self.want(recipe, 1)
         else:
             self.hold(self.trace.values[value].storage)
 
@@ -285,35 +307,54 @@ class _Walk:
         recipe = self.recipes.get(value)
         if recipe is None:
             return
-        storage = self.trace.values[value].storage
-        if not (self.program[storage] and self.content[storage] == value):
+        if not self.available(value):
             self.materialise(recipe)
         if not self.unpacked[number]:
-            self.unpacked[number] = True
-            self.settle(recipe)
+            self.unpacked[number] = recipe.spent = True
+            self.want(recipe, -1)
+        if not recipe.wanted:
+            self.let_go(recipe)
 
     def on_release(self, number: int) -> None:
         value = self.trace.slots[number].value
         recipe = self.recipes.get(value)
-        if recipe is not None:
-            if not self.unpacked[number]:
-                self.settle(recipe)
-            self.unref(recipe)
-        elif value in self.choices.pack:
-            entry = self.packed[value]
-            entry[1] -= 1
-            if not entry[1]:
-                self.free(entry[0])
-        else:
+        if recipe is None:
             self.free(self.trace.values[value].storage)
+            return
+        self.slots_alive.discard(number)
+        if not self.unpacked[number]:
+            self.want(recipe, -1)
+        self.unref(recipe)
+
+    def on_pass(self, number: int) -> None:
+        """Another backward over the same graph: what the last one cached is freed, and all may be asked for again."""
+        if number <= self.last_pass:
+            return  # back from a nested run to the one around it
+        self.last_pass = number
+        alive = {id(r): r for r in self.recipes.values() if not r.dead and (r.replayed or r.spent)}
+        if not alive:
+            return
+        for recipe in alive.values():
+            self.let_go(recipe)
+        for recipe in {id(r): r for r in self.recipes.values() if not r.dead}.values():
+            recipe.wanted, recipe.replayed, recipe.spent = 0, False, False
+        for slot in self.slots_alive:
+            self.unpacked[slot] = False
+            self.want(self.recipes[self.trace.slots[slot].value], 1)
 
     # -- recipes --------------------------------------------------------------------------------------------------
 
-    def settle(self, recipe: _Recipe) -> None:
-        """One who wanted the recipe's outputs has had them. Nobody left: they are let go."""
-        recipe.want -= 1
-        if recipe.want == 0:
-            self.let_go(recipe)
+    def want(self, recipe: _Recipe, change: int) -> None:
+        """Somebody more, or less, wants what the recipe makes; a recipe that is wanted wants its inputs (rule 11)."""
+        stack = [recipe]
+        while stack:
+            r = stack.pop()
+            before = r.wanted
+            r.wanted += change
+            if not r.wanted:
+                self.let_go(r)
+            if bool(before) != bool(r.wanted) and not r.replayed:
+                stack.extend(source for source, _ in r.inputs)
 
     def let_go(self, recipe: _Recipe) -> None:
         for v in recipe.outputs:
@@ -332,32 +373,42 @@ class _Walk:
             self.let_go(r)
             for pin in r.pins:
                 pins = self.pinned.get(pin[0])
-                if pins is not None and pin in pins:
-                    del pins[next(i for i, p in enumerate(pins) if p is pin)]
+                if pins is not None:
+                    self.pinned[pin[0]] = [p for p in pins if p is not pin]
                 self.free(pin[0])
             if r.state:
                 self.free(r.state)
-            for source, _ in r.inputs:
-                if not r.replayed:
-                    self.settle(source)
-                stack.append(source)
+            stack.extend(source for source, _ in r.inputs)
 
     def available(self, value: int) -> bool:
         storage = self.trace.values[value].storage
         return value in self.copies or bool(self.program[storage] and self.content[storage] == value)
 
-    def materialise(self, recipe: _Recipe) -> None:
-        """Replay what is missing, inputs before outputs."""
-        stack = [(recipe, False)]
+    def materialise(self, target: _Recipe) -> None:
+        """Replay what is missing, inputs before outputs; what only this replay needed goes with its last reader."""
+        order: list[_Recipe] = []
+        readers: dict[int, int] = defaultdict(int)
+        seen: set[int] = set()
+        stack = [(target, False)]
         while stack:
             r, ready = stack.pop()
-            if any(v in self.copies for v in r.outputs):
+            if ready:
+                order.append(r)
                 continue
-            if not ready:
-                stack.append((r, True))
-                stack.extend((s, False) for s, v in reversed(r.inputs) if not self.available(v))
+            if id(r) in seen:
                 continue
+            seen.add(id(r))
+            stack.append((r, True))
+            for source, value in reversed(r.inputs):
+                readers[id(source)] += 1
+                if not self.available(value):
+                    stack.append((source, False))
+        for r in order:
             self.replay(r)
+            for source, _ in r.inputs:
+                readers[id(source)] -= 1
+                if not readers[id(source)] and not source.wanted:
+                    self.let_go(source)
 
     def replay(self, recipe: _Recipe) -> None:
         op = self.trace.ops[recipe.op]
@@ -366,9 +417,12 @@ class _Walk:
         taken: dict[int, int] = {}
         for before, after in op.writes:
             source = self.recipes.get(before)
-            if source is not None and source.want <= 1 and before in self.copies and not recipe.replayed:
+            alone = source is not None and source.wanted <= (not recipe.replayed and recipe.wanted > 0)
+            if alone and before in self.copies:
                 taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
         for v in recipe.outputs:
+            if v in self.copies:
+                continue
             storage = self.trace.values[v].storage
             if v in taken:
                 self.copies[v] = taken[v]
@@ -379,8 +433,9 @@ class _Walk:
                 self.copies[v] = storage
         if not recipe.replayed:
             recipe.replayed = True
-            for source, _ in recipe.inputs:
-                self.settle(source)
+            if recipe.wanted:
+                for source, _ in recipe.inputs:
+                    self.want(source, -1)
 
     def timeline(self, first: _Walk) -> Timeline:
         live, extras, spare = self.snapshot or ({}, [], 0)

@@ -12,6 +12,7 @@ the order of everything that matters for memory:
     (Event.PACK, slot)     autograd saved a tensor
     (Event.UNPACK, slot)   backward asked for it
     (Event.RELEASE, slot)  autograd let go of it
+    (Event.PASS, number)   from here on another run of autograd's engine asks (a step may have several backwards)
 
 Holders never include autograd's saved tensors: the recorder takes those away, which is what makes "what would be
 live if this value were not kept" a question that the trace alone can answer.
@@ -34,6 +35,7 @@ class Event(enum.IntEnum):
     PACK = 3
     UNPACK = 4
     RELEASE = 5
+    PASS = 6
 
 
 class Category(enum.StrEnum):

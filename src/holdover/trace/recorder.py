@@ -115,6 +115,7 @@ class Recorder(TorchDispatchMode):
         self.signatures: dict[Any, int] = {}
         self.keys: dict[tuple[int, str], int] = {}
         self.paused = False
+        self.task = -1
         self.last_sequence = sequence_number()
         self.op_of_node: dict[int, int] = {}
         self.trace.calls.append(Call(0, OUTSIDE, "", "", -1))
@@ -197,7 +198,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         trace, frame = self.trace, self.frames[-1]
         number = len(trace.ops)
-        in_backward = current_graph_task_id() != -1
+        in_backward = self.note_pass()
         call, index, of = frame.call, frame.index, -1
         if in_backward:
             node = current_autograd_node()
@@ -250,6 +251,14 @@ class Recorder(TorchDispatchMode):
         op.outputs, op.writes = tuple(outputs), tuple(writes)
         op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
         return out
+
+    def note_pass(self) -> bool:
+        """Whether autograd's engine is running; each new run of it is an event."""
+        task = current_graph_task_id()
+        if task not in (-1, self.task):
+            self.task = task
+            self.trace.events.append((Event.PASS, task))
+        return task != -1
 
     def written(self, func: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, bool]]:
         """The plain tensors that the op writes to, and whether it forgets all that their storage held."""
@@ -334,6 +343,7 @@ class Recorder(TorchDispatchMode):
     def unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, Packed):
             return packed  # type: ignore[no-any-return]
+        self.note_pass()
         self.trace.events.append((Event.UNPACK, packed.slot))
         if isinstance(packed.backup, torch.Tensor):
             return packed.backup

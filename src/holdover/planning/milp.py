@@ -1,0 +1,304 @@
+"""The planning problem as a small mixed-integer program, solved by HiGHS, for one way of cutting forward into stages.
+
+Per eligible op o a binary x_o: 1 if it is recorded (its outputs dropped, and made again in its stage's backward).
+Per value v read by recorded ops, and per stage of such a reader, y_v,s in [0, 1]: v itself is kept, until that stage's
+backward is over.
+
+    minimise   sum of cost_o x_o
+    such that  x_c <= x_o + y_v,s      op c of stage s reads v, made by o in the same stage: v is replayed, or kept
+               x_c + x_o <= 1          the same over a cut: a replay never reaches into another stage
+               y_v,s >= x_c            v is made by an op that cannot be replayed, or was written over
+               y_v,s <= y_v,s'         s' a stage whose backward comes earlier than that of s
+               base(t) + kept(t) + pinned(t) + replayed(t) <= budget    at every moment t
+
+Intervals are on the safe side: a replayed value counts from the first moment that anything made from it in its stage
+might be asked for. The rows of the last kind are added where a solution breaks them, until none does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdover.planning.problem import NEVER, Problem
+
+Interval = tuple[int, int, int]  # first position, last position, bytes
+
+
+@dataclass
+class Model:
+    """Variables and constraints for one partition. Variables: ops (or classes of equal ops) first, then pins."""
+
+    problem: Problem
+    ops: list[int]
+    column: dict[int, int]  # op -> variable
+    cost: np.ndarray
+    fixed: np.ndarray  # bytes at each position if nothing is recorded
+    changes: list[list[tuple[int, int, int]]]  # per variable: intervals whose bytes it adds (or takes away)
+    rows: list[tuple[list[int], list[float], float]] = field(default_factory=list)  # columns, coefficients, <= bound
+    binaries: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.changes)
+
+    def bytes_at(self, solution: np.ndarray) -> np.ndarray:
+        """The curve that a solution gives, by this model."""
+        delta = np.zeros(len(self.fixed) + 1)
+        for x, intervals in zip(solution, self.changes, strict=True):
+            if x > 1e-9:
+                for first, last, nbytes in intervals:
+                    delta[first] += x * nbytes
+                    delta[last + 1] -= x * nbytes
+        return self.fixed + np.cumsum(delta[:-1])
+
+    def memory_row(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Columns and bytes that matter at position t."""
+        if not hasattr(self, "_flat"):
+            flat = [(j, a, b, n) for j, iv in enumerate(self.changes) for a, b, n in iv]
+            self._flat = np.array(flat, dtype=np.int64).reshape(-1, 4)
+        f = self._flat
+        live = f[(f[:, 1] <= t) & (f[:, 2] >= t)]
+        sums = np.bincount(live[:, 0], weights=live[:, 3], minlength=self.size)
+        columns = np.flatnonzero(sums)
+        return columns, sums[columns]
+
+
+def build_model(
+    problem: Problem, stages: Mapping[int, int], classes: Mapping[int, object] | None = None
+) -> Model:
+    """The program for one partition; ops of one class share their variable."""
+    trace, needs = problem.trace, problem.needs
+    column: dict[int, int] = {}
+    by_class: dict[object, int] = {}
+    for o in problem.eligible:
+        key = classes[o] if classes is not None and o in classes else ("op", o)
+        column[o] = by_class.setdefault(key, len(by_class))
+    number = len(by_class)
+    cost = [0.0] * number
+    changes: list[list[Interval]] = [[] for _ in range(number)]
+    fixed = problem.base.astype(float).copy()
+    for o in problem.eligible:
+        for v in problem.saved_outputs(o):
+            need = needs[v]
+            first, last = need.program_end + 1, min(need.end, len(fixed) - 1)
+            if first <= last:
+                fixed[first : last + 1] += need.nbytes
+                changes[column[o]].append((first, last, -need.nbytes))
+    late: dict[int, int] = defaultdict(lambda: -1)
+    for number_of_pass in problem.passes:
+        early, last_asked = replay_times(problem, stages, number_of_pass)
+        for o in problem.eligible:
+            if early[o] >= NEVER:
+                continue
+            late[o] = max(late[o], last_asked[o])
+            cost[column[o]] += problem.cost[o]
+            for v in trace.ops[o].outputs:
+                readers = [c for c in problem.readers.get(v, ()) if stages[c] == stages[o] and early[c] < NEVER]
+                ask = needs[v].asks.get(number_of_pass)
+                if ask is not None or readers:
+                    used = [ask.last, ask.loan_end] if ask is not None else []
+                    last = max([*used, *(last_asked[c] for c in readers)])
+                    changes[column[o]].append((early[o], min(last, len(fixed) - 1), needs[v].nbytes))
+    model = Model(problem, problem.eligible, column, np.array(cost), fixed, changes, binaries=number)
+    _add_closure(model, stages, late)
+    model.cost = np.concatenate([model.cost, np.zeros(model.size - number)])
+    return model
+
+
+def replay_times(
+    problem: Problem, stages: Mapping[int, int], number_of_pass: int
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The earliest and the latest position at which one backward pass may replay an op, by what its stage asks for."""
+    early: dict[int, int] = {}
+    late: dict[int, int] = {}
+    for o in reversed(problem.eligible):
+        asks = [problem.needs[v].asks.get(number_of_pass) for v in problem.saved_outputs(o)]
+        own = [a.first for a in asks if a is not None]
+        readers = [c for v in problem.trace.ops[o].outputs for c in problem.readers.get(v, ()) if stages[c] == stages[o]]
+        early[o] = min([*own, *(early[c] for c in readers)], default=NEVER)
+        late[o] = max(own) if own else max([late[c] for c in readers if early[c] < NEVER], default=-1)
+    return early, late
+
+
+def _add_closure(model: Model, stages: Mapping[int, int], late: Mapping[int, int]) -> None:
+    """A recorded op needs its inputs: replayed in its own stage, or kept until it has been replayed."""
+    problem, trace = model.problem, model.problem.trace
+    for v, readers in problem.readers.items():
+        need, value = problem.needs[v], trace.values[v]
+        maker = problem.maker.get(v)
+        overwritten = need.program_end < NEVER and any(before == v for o in readers for before, _ in trace.ops[o].writes)
+        by_stage: dict[int, list[int]] = defaultdict(list)
+        for c in readers:
+            by_stage[stages[c]].append(c)
+        previous = -1
+        for s in sorted(by_stage, reverse=True):  # the stage whose backward comes first, first
+            readers_here = by_stage[s]
+            if maker is not None and stages[maker] != s:
+                for c in readers_here:
+                    if model.column[c] != model.column[maker]:
+                        model.rows.append(([model.column[c], model.column[maker]], [1.0, 1.0], 1.0))
+                    else:
+                        model.rows.append(([model.column[c]], [1.0], 0.5))
+            end = max(_released(problem, c, late) for c in readers_here)
+            kept_anyway = need.saved and not overwritten and maker is not None and end <= need.end
+            exists = need.program_end > end and not (need.saved and maker is not None)
+            if exists or (kept_anyway and stages[maker] != s if maker is not None else False):
+                continue
+            if kept_anyway:
+                continue  # not recorded means kept for autograd, at least as long
+            y = model.size
+            first = need.program_end + 1
+            last = min(end, len(model.fixed) - 1)
+            extra: list[Interval] = []
+            if first <= last and value.storage >= 0:
+                start = first if not need.saved or maker is None else max(first, need.end + 1)
+                if start <= last:
+                    extra.append((start, last, need.nbytes))
+            model.changes.append(extra)
+            for c in readers_here:
+                columns, coefficients = [model.column[c], y], [1.0, -1.0]
+                if maker is not None and stages[maker] == s:
+                    if model.column[maker] == model.column[c]:
+                        continue
+                    columns.append(model.column[maker])
+                    coefficients.append(-1.0)
+                model.rows.append((columns, coefficients, 0.0))
+            if previous >= 0:
+                model.rows.append(([y, previous], [1.0, -1.0], 0.0))
+            previous = y
+
+
+def _released(problem: Problem, op: int, late: Mapping[int, int]) -> int:
+    """When the recipe of `op` can be forgotten: nothing asks for what it makes any more."""
+    own = [problem.needs[v].release for v in problem.saved_outputs(op)]
+    return max([late[op], *own])
+
+
+@dataclass
+class Solution:
+    """What HiGHS found: recorded ops, their cost, and a bound on the cost of any solution of this model."""
+
+    recorded: frozenset[int]
+    seconds: float
+    bound_seconds: float
+    peak: float  # of the model, bytes
+
+
+def solve(model: Model, budget: float, *, time_limit: float, gap: float = 0.005) -> Solution | None:
+    """The cheapest recorded set whose model peak is at most `budget` bytes; None if there is none."""
+    if not model.size:
+        peak = float(model.fixed.max(initial=0))
+        return Solution(frozenset(), 0.0, 0.0, peak) if peak <= budget else None
+    rows = sorted({int(t) for t in _first_rows(model)})
+    for _ in range(30):
+        result = _highs(model, rows, budget, time_limit, gap)
+        if result is None:
+            return None
+        x, bound = result
+        x = np.where(np.arange(model.size) < model.binaries, np.round(x), x)
+        curve = model.bytes_at(x)
+        broken = _worst(curve - budget, rows)
+        if not broken:
+            return Solution(_recorded(model, x), float(model.cost @ x), bound, float(curve.max()))
+        rows = sorted({*rows, *broken})
+    return None
+
+
+def lowest(model: Model, *, time_limit: float, gap: float = 0.01) -> Solution:
+    """A recorded set of the lowest model peak."""
+    if not model.size:
+        return Solution(frozenset(), 0.0, 0.0, float(model.fixed.max(initial=0)))
+    rows = sorted({int(t) for t in _first_rows(model)})
+    for _ in range(30):
+        result = _highs(model, rows, None, time_limit, gap)
+        if result is None:
+            break
+        x, bound = result
+        x = np.where(np.arange(model.size) < model.binaries, np.round(x), x)
+        curve = model.bytes_at(x)
+        reached = max((curve[t] for t in rows), default=0.0)
+        broken = _worst(curve - max(reached, bound) * 1.001, rows)
+        if not broken:
+            return Solution(_recorded(model, x), float(model.cost @ x), 0.0, float(curve.max()))
+        rows = sorted({*rows, *broken})
+    return Solution(frozenset(), 0.0, 0.0, float(model.fixed.max()))
+
+
+def _recorded(model: Model, x: np.ndarray) -> frozenset[int]:
+    return frozenset(o for o in model.ops if x[model.column[o]] > 0.5)
+
+
+def _first_rows(model: Model) -> Sequence[int]:
+    return [int(np.argmax(model.fixed)), model.problem.backward_start - 1 if model.problem.backward_start else 0]
+
+
+def _worst(excess: np.ndarray, known: Sequence[int], most: int = 12) -> list[int]:
+    """Local maxima of what is over budget, the worst first, in places not looked at yet."""
+    over = np.flatnonzero(excess > 1.0)
+    if not len(over):
+        return []
+    taken = set(known)
+    chosen: list[int] = []
+    runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
+    # A long run over budget gives several rows, or the next solution just moves the peak along it.
+    pieces = [p for run in runs for p in np.array_split(run, min(len(run), max(1, most // len(runs))))]
+    for piece in sorted(pieces, key=lambda p: -float(excess[p].max())):
+        t = int(piece[np.argmax(excess[piece])])
+        if t not in taken:
+            chosen.append(t)
+        if len(chosen) == most:
+            break
+    return chosen
+
+
+def _highs(
+    model: Model, rows: Sequence[int], budget: float | None, time_limit: float, gap: float
+) -> tuple[np.ndarray, float] | None:
+    """One call of HiGHS. Without a budget the peak itself is minimised, in a last variable, time breaking ties."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
+
+    size = model.size + (budget is None)
+    scale = max(float(model.fixed.max()), 1.0)
+    data: list[float] = []
+    columns: list[int] = []
+    starts = [0]
+    upper: list[float] = []
+    for cols, coefficients, bound in model.rows:
+        columns.extend(cols)
+        data.extend(coefficients)
+        starts.append(len(columns))
+        upper.append(bound)
+    for t in rows:
+        cols, nbytes = model.memory_row(t)
+        columns.extend(cols.tolist())
+        data.extend((nbytes / scale).tolist())
+        if budget is None:
+            columns.append(model.size)
+            data.append(-1.0)
+        starts.append(len(columns))
+        upper.append(((budget or 0.0) - model.fixed[t]) / scale)
+    matrix = csr_matrix((data, columns, starts), shape=(len(upper), size))
+    total = max(float(model.cost.sum()), 1e-12)
+    cost = model.cost / total
+    if budget is None:
+        cost = np.append(cost * 1e-3, 1.0)
+    integral = np.zeros(size)
+    integral[: model.binaries] = 1
+    high = np.ones(size)
+    if budget is None:
+        high[-1] = np.inf
+    result = milp(
+        cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integral,
+        bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
+    )  # fmt: skip
+    if result.x is None:
+        return None
+    if budget is None:
+        return result.x[:-1], float(result.x[-1]) * scale
+    bound = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
+    return result.x, max(float(bound), 0.0) * total
