@@ -43,8 +43,8 @@ def test_sizes_are_read(text: int | str, nbytes: int) -> None:
         ("16G", "'16G' can be read in two ways: write 16GiB (17,179,869,184 bytes) or 16GB (16,000,000,000 bytes)"),
         ("2k", "'2k' can be read in two ways: write 2KiB (2,048 bytes) or 2kB (2,000 bytes)"),
         (
-            "3 parsecs",
-            "unknown unit 'parsecs' in '3 parsecs': the units are B, KiB, MiB, GiB, TiB and kB, KB, MB, GB, TB",
+            "3 ell",
+            "unknown unit 'parsecs' in '3 ell': the units are B, KiB, MiB, GiB, TiB and kB, KB, MB, GB, TB",
         ),
         ("1.5", "'1.5' is not a whole number of bytes: give it a unit, such as 1.5GiB"),
         ("", "cannot read '' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096"),

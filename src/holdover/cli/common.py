@@ -94,7 +94,7 @@ def stage(what: str) -> Iterator[None]:
 
     No spinner: steps are recorded in a forked child, and a fork must not meet a thread that holds the terminal.
     """
-    _stderr.print(f"[dim]{_escaped(what)} ...[/]", end="")
+    _stderr.print(f"[dim]{_escaped(what)} ...[/]", end="", soft_wrap=True)
     began = time.perf_counter()
     try:
         yield

@@ -212,7 +212,7 @@ def _layers_table(estimate: Estimate) -> Table:
         below += row.saved_bytes
         end = round(below * BAR / total) if total else 0
         stack = Text("░" * start, style="yellow")
-        stack.append("█" * (end - start) or ("▏" if row.saved_bytes else ""), style="bold yellow")
+        stack.append("█" * (end - start) or ("▏" if row.saved_bytes and start < BAR else ""), style="bold yellow")
         table.add_row(row.name, weight, save, stack)
     return table
 
