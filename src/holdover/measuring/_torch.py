@@ -9,20 +9,25 @@ import torch
 from torch._C import _AutoDispatchBelowAutograd, _DisableAutocast
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig, _RecordFunctionFast
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["bare_kernels", "mark", "memory_log"]
+__all__ = ["FakeTensorMode", "TorchDispatchMode", "bare_kernels", "mark", "memory_log"]
 
 mark = _RecordFunctionFast
 
 
 @contextmanager
 def bare_kernels() -> Iterator[None]:
-    """Call kernels as autograd calls them: no grad mode, autocast or Python mode in between; RNG states put back."""
+    """Call kernels as autograd calls them: autocast and Python modes out of the way; random states put back.
+
+    Gradients are enabled, though nothing below autograd records them: oneDNN's RNNs ask for the mode, and keep no
+    workspace for backward without it.
+    """
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.enable_grad())
         stack.enter_context(_DisableAutocast())
         stack.enter_context(_AutoDispatchBelowAutograd())
         yield

@@ -165,7 +165,8 @@ _FACTORIES = frozenset(
     {
         "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "zeros",
         "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full",
-        "scalar_tensor", "arange", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "lift_fresh", "_unsafe_view",
+        "scalar_tensor", "arange", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like",
+        "lift_fresh", "_unsafe_view",
     }
 )  # fmt: skip
 
