@@ -1,0 +1,100 @@
+"""Seconds of a layer's ops on a card: a roofline with stated efficiencies, not a measurement.
+
+A matrix product takes its FLOPs over the card's dense rate, an element-wise op its bytes over the memory's bandwidth, a
+collective its bytes over the link. Backward takes twice the products and twice the traffic of forward, and the same
+collectives. `docs/closed-form.md` sets the result beside the paper's measured layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdover.closed_form.formula import total
+from holdover.closed_form.tensors import Op
+from holdover.cost.devices import Card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Cards, nodes and the share of each peak that code reaches."""
+
+    card: Card
+    per_node: int = 8
+    """Cards of a node, joined by `card.peer_link`."""
+    network: float = 25e9
+    """Bytes a second of each card to another node, each way (200 Gb/s)."""
+    matmul: float = 0.7
+    """Share of the dense rate that matrix products reach."""
+    attention: float = 0.5
+    """Share of the dense rate that fused attention reaches, of the half of its FLOPs that the causal mask leaves."""
+    memory: float = 0.8
+    """Share of the memory bandwidth that element-wise ops reach."""
+    link: float = 0.7
+    """Share of a link that collectives reach."""
+
+    def rate(self, element_bytes: int) -> float:
+        """Dense FLOPs a second for activations of a size: bf16, or fp16 where there is none, or tf32 or fp32."""
+        order = ("bf16", "fp16") if element_bytes == 2 else ("tf32", "fp32")
+        return next(self.card.rates[dtype] for dtype in order if dtype in self.card.rates)
+
+    def link_between(self, ranks: Any) -> Any:
+        """Bytes a second between so many neighbouring ranks: inside a node, or over the network."""
+        return self.link * np.where(np.asarray(ranks) <= self.per_node, self.card.peer_link, self.network)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A time in its parts. Each is a number, or an array over layouts."""
+
+    products: Any
+    traffic: Any
+    collectives: Any
+
+    @property
+    def forward(self) -> Any:
+        """Seconds of running it once."""
+        return self.products + self.traffic + self.collectives
+
+    @property
+    def backward(self) -> Any:
+        """Seconds of its backward."""
+        return 2 * (self.products + self.traffic) + self.collectives
+
+
+def op_seconds(
+    ops: Iterable[Op], values: Mapping[str, Any], tokens: Any, cluster: Cluster, element_bytes: int
+) -> Seconds:
+    """Seconds that ops take for one micro-batch.
+
+    Args:
+        ops: the ops.
+        values: what the symbols stand for: numbers, or arrays over layouts. "ranks_tp" and "ranks_ep" are the
+            neighbouring ranks that a tensor- or expert-parallel group spans.
+        tokens: tokens of a micro-batch on one rank.
+        cluster: the cards.
+        element_bytes: bytes of an activation's element.
+    """
+    ops = tuple(ops)
+    rate = cluster.rate(element_bytes)
+    dense = total(op.flops for op in ops if not op.fused_attention).at(values)
+    fused = total(op.flops for op in ops if op.fused_attention).at(values)
+    traffic = total(op.traffic for op in ops).at(values)
+    collective = total(op.collective for op in ops).at(values)
+    exchange = total(op.exchange for op in ops).at(values)
+    tp, ep = np.asarray(values["t"], dtype=float), np.asarray(values["ep"], dtype=float)
+    products = tokens * (_float(dense) / (rate * cluster.matmul) + _float(fused) / 2 / (rate * cluster.attention))
+    over_tensor = _float(collective) * (tp - 1) / tp / cluster.link_between(values["ranks_tp"])
+    over_experts = _float(exchange) * (ep - 1) / ep / cluster.link_between(values["ranks_ep"])
+    return Seconds(
+        products,
+        tokens * _float(traffic) / (cluster.card.bandwidth * cluster.memory),
+        tokens * (over_tensor + over_experts),
+    )
+
+
+def _float(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else float(value)
