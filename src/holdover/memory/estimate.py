@@ -12,7 +12,7 @@ import torch
 
 from holdover.errors import DeviceError
 from holdover.memory.simulate import CATEGORIES, Timeline, phase_peaks, simulate
-from holdover.memory.workspace import true_output_bytes, workspace_bytes
+from holdover.memory.workspace import true_outputs, workspace_bytes
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
@@ -186,7 +186,7 @@ def estimate(
     target = target_device(device)
     trace = record(
         model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
-        corrections=true_output_bytes,
+        corrections=true_outputs,
     )  # fmt: skip
     return estimate_of(trace, precision=precision)
 

@@ -228,6 +228,24 @@ def lowest(model: Model, *, time_limit: float, gap: float = 0.01) -> Solution:
     return Solution(frozenset(), 0.0, 0.0, float(model.fixed.max()))
 
 
+def relaxed(model: Model, budget: float) -> float | None:
+    """The optimum of the linear relaxation, which no solution can beat; None if even that is infeasible."""
+    if not model.size:
+        return 0.0 if model.fixed.max(initial=0) <= budget else None
+    rows = sorted({int(t) for t in _first_rows(model)})
+    value = 0.0
+    for _ in range(40):
+        result = _highs(model, rows, budget, 10.0, 0.0, integral=False)
+        if result is None:
+            return None
+        x, value = result
+        broken = _worst(model.bytes_at(x) - budget, rows)
+        if not broken:
+            break
+        rows = sorted({*rows, *broken})
+    return value  # rows left out only lower it
+
+
 def _recorded(model: Model, x: np.ndarray) -> frozenset[int]:
     return frozenset(o for o in model.ops if x[model.column[o]] > 0.5)
 
@@ -256,7 +274,7 @@ def _worst(excess: np.ndarray, known: Sequence[int], most: int = 12) -> list[int
 
 
 def _highs(
-    model: Model, rows: Sequence[int], budget: float | None, time_limit: float, gap: float
+    model: Model, rows: Sequence[int], budget: float | None, time_limit: float, gap: float, *, integral: bool = True
 ) -> tuple[np.ndarray, float] | None:
     """One call of HiGHS. Without a budget the peak itself is minimised, in a last variable, time breaking ties."""
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -287,18 +305,18 @@ def _highs(
     cost = model.cost / total
     if budget is None:
         cost = np.append(cost * 1e-3, 1.0)
-    integral = np.zeros(size)
-    integral[: model.binaries] = 1
+    integrality = np.zeros(size)
+    integrality[: model.binaries] = integral
     high = np.ones(size)
     if budget is None:
         high[-1] = np.inf
     result = milp(
-        cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integral,
+        cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integrality,
         bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
     )  # fmt: skip
     if result.x is None:
         return None
     if budget is None:
         return result.x[:-1], float(result.x[-1]) * scale
-    bound = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
+    bound = result.mip_dual_bound if integral and result.mip_dual_bound is not None else result.fun
     return result.x, max(float(bound), 0.0) * total

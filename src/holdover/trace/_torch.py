@@ -11,16 +11,30 @@ from torch._C import _current_autograd_node as current_autograd_node
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+
+disable_current_modes = _disable_current_modes
+ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 __all__ = [
+    "ASKS_FOR_VALUES",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
     "cuda_is_initialised",
     "current_autograd_node",
     "current_graph_task_id",
+    "disable_current_modes",
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "sequence_number",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from holdover.trace._torch import FakeTensor, FakeTensorMode
+from holdover.trace.known import KnownValues, few
 from holdover.trace.recorder import PLAIN_TYPES
 
 
@@ -22,6 +25,7 @@ class Faker:
         self.device = device
         self.storages: dict[int, torch.Tensor] = {}
         self.alive: list[torch.Tensor] = []
+        self.known = KnownValues()
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if torch.nn.parameter.is_lazy(tensor):
@@ -38,6 +42,8 @@ class Faker:
             if tensor.is_conj():
                 fake = torch._conj(fake)
             fake = fake.detach()
+        if has_integers(tensor) and few(tensor):
+            self.known.learn(fake, tensor)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
@@ -64,3 +70,32 @@ class Faker:
             hooks: dict[int, Callable[..., object]] | None = getattr(tensor, name, None)
             if hooks and tensor.is_leaf:
                 setattr(fake, name, hooks)
+
+
+def has_integers(tensor: torch.Tensor) -> bool:
+    """Whether the tensor holds real data that is no floating-point number."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and not tensor.dtype.is_floating_point
+        and not tensor.dtype.is_complex
+    )
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Let libraries that ask whether a tensor is fake believe that it is not.
+
+    transformers takes other paths under fake tensors (masks are built that a real step does without), so the
+    recording would not be of the step that the user runs.
+    """
+    library = sys.modules.get("transformers.utils.import_utils")
+    asked = getattr(library, "is_fake_tensor", None)
+    if library is None or asked is None:
+        yield
+        return
+    library.is_fake_tensor = lambda _: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.is_fake_tensor = asked  # type: ignore[attr-defined]

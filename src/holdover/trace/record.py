@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from holdover.errors import HoldoverError, TraceError
-from holdover.trace.fake import Faker
+from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.frames import frame_modules
-from holdover.trace.graph import Category, Phase, Signature, Trace
+from holdover.trace.graph import Category, Phase, Signature, TensorSpec, Trace
 from holdover.trace.isolate import ForeignError, isolated
 from holdover.trace.recorder import Recorder
 from holdover.trace.replace import replace_tensors
@@ -28,7 +28,7 @@ from holdover.trace.step import (
 )
 
 Loss = Callable[[Any], torch.Tensor]
-Corrections = Callable[[Signature], "list[int] | None"]
+Corrections = Callable[[Signature], "list[TensorSpec | None] | None"]
 
 
 @dataclass
@@ -68,7 +68,7 @@ def record(
         optimizer: None, a name, a `params -> Optimizer` callable or an Optimizer.
         precision: one of Lightning's names, see `step.PRECISIONS`.
         device: where meta tensors are taken to be; default CPU.
-        corrections: true output sizes for ops whose fake kernels are wrong.
+        corrections: true outputs of ops whose fake kernels are wrong.
 
     Raises:
         TraceError: the step itself fails, or returns no usable loss.
@@ -126,8 +126,8 @@ def _record_fake(step: Step, device: torch.device, corrections: Corrections | No
     described = describe((step.args, step.kwargs))
     identity = fingerprint(step.model)
     step = replace_tensors(step, faker)
-    with torch.random.fork_rng(devices=[]), faker.mode:
-        recorder = Recorder(real=False, corrections=corrections)
+    with torch.random.fork_rng(devices=[]), faker.mode, unnoticed():
+        recorder = Recorder(real=False, corrections=corrections, known=faker.known)
         return _run(step, recorder, identity, described, device)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from holdover.trace._torch import (
+    ASKS_FOR_VALUES,
     TorchDispatchMode,
     current_autograd_node,
     current_graph_task_id,
@@ -40,6 +41,7 @@ from holdover.trace.graph import (
     Trace,
     Value,
 )
+from holdover.trace.known import KnownValues
 from holdover.trace.ops import (
     OVERWRITES,
     UNINITIALISED,
@@ -89,8 +91,9 @@ class Recorder(TorchDispatchMode):
     """Records into `self.trace`. Also a `frames.Counter`.
 
     Args:
-        corrections: for ops whose fake kernels give wrong output sizes, a function from the op's signature to the true
-            bytes of each output (or None for ops that tell the truth).
+        corrections: for ops whose fake kernels give wrong outputs, a function from the op's signature to what each
+            output truly is (or None for ops that tell the truth).
+        known: values of fake tensors that are known all the same.
         real: tensors hold data, so saved ones are copied where otherwise a note of their geometry is enough.
     """
 
@@ -104,12 +107,14 @@ class Recorder(TorchDispatchMode):
         self,
         *,
         real: bool,
-        corrections: Callable[[Signature], list[int] | None] | None = None,
+        corrections: Callable[[Signature], list[TensorSpec | None] | None] | None = None,
+        known: KnownValues | None = None,
         fake_mode: AbstractContextManager[Any] | None = None,
     ) -> None:
         super().__init__()
         self.trace = Trace()
         self.real, self.corrections, self.fake_mode = real, corrections, fake_mode
+        self.known = known
         self.phase, self.step = Phase.FORWARD, 0
         self.live: dict[int, Live] = {}
         self.signatures: dict[Any, int] = {}
@@ -224,7 +229,7 @@ class Recorder(TorchDispatchMode):
         trace.ops.append(op)
         trace.events.append((Event.OP, number))
 
-        out = func(*args, **kwargs)
+        out = self.run(func, args, kwargs)
 
         if self.corrections is not None:
             out = self.corrected(out, signature)
@@ -260,6 +265,20 @@ class Recorder(TorchDispatchMode):
             self.trace.events.append((Event.PASS, task))
         return task != -1
 
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call the op; where fake tensors cannot answer, and the values are known, answer for them."""
+        if self.known is None:
+            return func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except ASKS_FOR_VALUES:
+            out = self.known.answer(func, args, kwargs)
+            if out is NotImplemented:
+                raise
+            return out
+        self.known.follow(func, args, kwargs, out)
+        return out
+
     def written(self, func: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, bool]]:
         """The plain tensors that the op writes to, and whether it forgets all that their storage held."""
         found = []
@@ -281,16 +300,27 @@ class Recorder(TorchDispatchMode):
         self.watch(storage, live)
 
     def corrected(self, out: Any, signature: int) -> Any:
-        sizes = self.corrections(self.trace.signatures[signature]) if self.corrections is not None else None
-        if sizes is None or self.real:
+        """The outputs as the real kernel makes them, where that is known to differ from what the fake one says."""
+        truth = self.corrections(self.trace.signatures[signature]) if self.corrections is not None else None
+        if truth is None or self.real:
             return out
-        fixed = list(out)
-        for i, nbytes in enumerate(sizes):
-            if fixed[i].untyped_storage().nbytes() != nbytes:
-                self.paused = True
-                fixed[i] = torch.empty(nbytes // fixed[i].element_size(), dtype=fixed[i].dtype, device=fixed[i].device)
-                self.paused = False
-        return type(out)(fixed)
+        several = isinstance(out, (tuple, list))
+        fixed = [
+            t if spec is None else self.made_like(t, spec)
+            for t, spec in zip(out if several else [out], truth, strict=True)
+        ]
+        return type(out)(fixed) if several else fixed[0]
+
+    def made_like(self, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        if tensor.untyped_storage().nbytes() == spec.storage_bytes and tensor.dtype == dtype:
+            return tensor
+        self.paused = True
+        try:
+            base = torch.empty(spec.storage_bytes // dtype.itemsize, dtype=dtype, device=tensor.device)
+            return base.as_strided(spec.shape, spec.stride)
+        finally:
+            self.paused = False
 
     def signature(self, func: Any, args: Any, kwargs: Any) -> int:
         runnable = True

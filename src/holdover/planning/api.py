@@ -1,0 +1,262 @@
+"""`holdover.plan`: from a model and a budget to a Plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from holdover.cost.measured import price, replay_overhead_seconds
+from holdover.errors import BudgetError
+from holdover.memory.estimate import peak_of, target_device, workspaces
+from holdover.memory.simulate import Timeline
+from holdover.memory.workspace import true_output_bytes
+from holdover.planning.bound import bound_seconds
+from holdover.planning.packing import packable
+from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
+from holdover.planning.problem import Problem, build
+from holdover.planning.search import Candidate, Search
+from holdover.trace.graph import OUTSIDE, Category, Phase, Trace
+from holdover.trace.record import Loss, record
+from holdover.trace.step import OptimizerSpec
+from holdover.units import format_bytes, parse_budget
+
+PACK_SHARE = 0.01
+"""Packing is tried only if it saves this share of the activations."""
+
+
+def plan(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | str,
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = None,
+    precision: str | None = None,
+    device: str | None = None,
+    with_loss: bool = False,
+    time_limit: float = 20.0,
+) -> Plan:
+    """Choose what to recompute so that the peak of the training step meets `budget` at the least extra time.
+
+    Args:
+        model, args, kwargs, loss, optimizer, precision, device: the training step, as for `holdover.estimate`. With
+            an optimizer its state and step are part of the peak.
+        budget: bytes of everything live at once (weights, gradients, optimizer state, inputs, activations): an int,
+            "24GiB", a share of the step's own unplanned peak ("80%"), or "min" for the lowest that can be reached.
+        with_loss: also plan ops of the loss, outside the model. Such a plan is put in force by `with plan.recompute():`
+            around forward and loss, not by `apply_`.
+        time_limit: seconds that the solver may take, about; the best plan so far is what comes back.
+
+    Raises:
+        BudgetError: the budget is below the lowest peak that can be reached; says what that floor is made of.
+        TraceError: the step fails, or gives no loss.
+
+    >>> import torch
+    >>> layers = [torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)) for _ in range(4)]
+    >>> p = plan(torch.nn.Sequential(*layers), (torch.ones(1000, 8),), budget="min")
+    >>> p.predicted_peak_bytes < p.unplanned_peak_bytes
+    True
+    """
+    wanted = parse_budget(budget)
+    target = target_device(device)
+    trace = record(
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
+        corrections=true_output_bytes,
+    )  # fmt: skip
+    return plan_of(trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
+
+
+def plan_of(
+    trace: Trace, budget: int | float | str, *, precision: str | None = None, with_loss: bool = False,
+    time_limit: float = 20.0,
+) -> Plan:  # fmt: skip
+    """The plan for a recorded step; `budget` as `units.parse_budget` returns it."""
+    workspace, unknown = workspaces(trace)
+    problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
+    search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
+    plain = search.judge(())
+    limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
+    search, floor = lowest_of(search, problem, with_loss=with_loss)
+    if limit is not None and limit < floor.peak_bytes and limit < plain.peak_bytes:
+        raise below_floor(trace, search, floor, plain, limit)
+    fits = limit is not None and plain.peak_bytes <= limit
+    best = plain if fits else floor if limit is None else search.cheapest(limit, floor)
+    if fits:
+        search = Search(problem, workspace, search.everywhere)
+    least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else best.peak_bytes)
+    return _described(trace, search, best, plain, floor, limit, least, priced, precision, with_loss, unknown)
+
+
+def priced_problem(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) -> tuple[Problem, str]:
+    """The problem with each op's cost on this machine, and how the costs came about."""
+    device = trace.storages[0].device if trace.storages else "cpu"
+    costs = price(trace.signatures, device=device)
+    overhead = replay_overhead_seconds(device)
+    cost = {i: c.seconds for i, c in enumerate(costs)}
+    problem = build(trace, cost, workspace, with_loss=with_loss)
+    problem.cost = {o: seconds + overhead for o, seconds in problem.cost.items()}
+    measured = sum(c.source == "measured" for c in costs)
+    return problem, f"{measured} of {len(costs)} distinct ops measured here, the rest modelled"
+
+
+def lowest_of(search: Search, problem: Problem, *, with_loss: bool) -> tuple[Search, Candidate]:
+    """The floor, and the search it was found by: with packed values where that lowers it."""
+    floor = search.lowest()
+    trace = problem.trace
+    pack = packable(trace, with_loss=with_loss)
+    gain = sum(trace.storages[trace.values[v].storage].nbytes - n for v, n in pack.items())
+    kept = sum(need.nbytes for need in problem.needs.values() if need.saved)
+    if gain > PACK_SHARE * kept:
+        spread = {twin: pack[v] for v in pack for twin in twins(trace, v, search.everywhere)}
+        packing = Search(problem, search.workspace, search.everywhere, spread, seconds=search.seconds)
+        lower = packing.lowest()
+        if lower.peak_bytes < floor.peak_bytes:
+            return packing, lower
+    return search, floor
+
+
+def twins(trace: Trace, value: int, everywhere: Mapping[int, tuple[int, ...]]) -> list[int]:
+    """The same value in every step of the trace."""
+    maker = trace.values[value].maker
+    place = trace.ops[maker].outputs.index(value)
+    return [trace.ops[o].outputs[place] for o in everywhere.get(maker, (maker,))]
+
+
+def same_places(trace: Trace, problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Op of the step planned for -> the ops at the same place in all steps, as the plan will address them."""
+    by_place: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    for op in trace.ops:
+        if op.index >= 0 and op.phase in (Phase.FORWARD, Phase.LOSS):
+            by_place[trace.calls[op.call].key, op.index, op.name].append(op.id)
+    return {
+        n: tuple(by_place[trace.calls[trace.ops[n].call].key, trace.ops[n].index, trace.ops[n].name])
+        for n in problem.positions
+        if trace.ops[n].index >= 0 and trace.ops[n].phase in (Phase.FORWARD, Phase.LOSS)
+    }
+
+
+def below_floor(trace: Trace, search: Search, floor: Candidate, plain: Candidate, limit: int) -> BudgetError:
+    """The refusal: what was asked, what the floor is and what makes it, and the ways out."""
+    timeline = search.timeline(floor.recorded)
+    peak = peak_of(trace, timeline)
+    parts = {k.value: n for k, n in peak.parts.items() if n}
+    made = ", ".join(f"{name} {format_bytes(n)}" for name, n in sorted(parts.items(), key=lambda kv: -kv[1]))
+    where = f"{peak.op} in {peak.module or 'the loss' if peak.phase != Phase.OPTIMIZER else 'the optimizer'}"
+    return BudgetError(
+        f"A budget of {format_bytes(limit)} cannot be met: the lowest peak that recomputation reaches is "
+        f"{format_bytes(floor.peak_bytes)} (unplanned {format_bytes(plain.peak_bytes)}). It stands in {peak.phase}, at "
+        f"{where}, and is made of {made}. Ways out: a budget of at least {format_bytes(floor.peak_bytes)}, "
+        f"a smaller batch or sequence, a leaner optimizer, or budget=\"min\".",
+        floor_bytes=floor.peak_bytes, budget_bytes=limit, parts=parts,
+    )  # fmt: skip
+
+
+def _described(
+    trace: Trace, search: Search, best: Candidate, plain: Candidate, floor: Candidate, limit: int | None, least: float,
+    priced: str, precision: str | None, with_loss: bool, unknown: list[str],
+) -> Plan:  # fmt: skip
+    problem = search.problem
+    timeline = search.timeline(best.recorded)
+    peak = peak_of(trace, timeline)
+    pack = {v: n for v, n in search.choices(best.recorded).pack.items() if trace.values[v].maker in problem.positions}
+    choices = _choices(trace, best.recorded, pack)
+    step = max(problem.step_seconds, 1e-12)
+    saved, kept = _saved_bytes(trace, problem, best.recorded, pack)
+    bound = min(least, best.seconds)
+    notes = [*trace.notes, *unknown]
+    if best.recorded and best.peak_bytes >= plain.peak_bytes:
+        notes.append("This plan does not lower the peak.")
+    if limit is None and floor.peak_bytes >= plain.peak_bytes:
+        notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
+    if limit is not None and not choices:
+        notes.append("The step fits the budget as it is: nothing is recomputed.")
+    return Plan(
+        model=trace.model, fingerprint=trace.fingerprint, inputs=trace.inputs,
+        device=trace.storages[0].device if trace.storages else "cpu", precision=precision,
+        optimizer=trace.optimizer, torch_version=torch.__version__,
+        budget_bytes=limit, predicted_peak_bytes=best.peak_bytes, unplanned_peak_bytes=plain.peak_bytes,
+        floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,
+        step_seconds=problem.step_seconds, priced=priced, saved_bytes=kept, unplanned_saved_bytes=saved,
+        peak_at=f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),
+        peak_parts={k.value: n for k, n in peak.parts.items()}, with_loss=with_loss,
+        choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
+        modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _choices(trace: Trace, recorded: frozenset[int], pack: Mapping[int, int]) -> list[Choice]:
+    def choice(number: int, action: str) -> Choice:
+        op = trace.ops[number]
+        return Choice(trace.calls[op.call].key, op.index, op.name, action)
+
+    packers = {trace.values[v].maker for v in pack} - recorded
+    return [choice(o, RECOMPUTE) for o in sorted(recorded)] + [choice(o, PACK) for o in sorted(packers)]
+
+
+def _saved_bytes(
+    trace: Trace, problem: Problem, recorded: frozenset[int], pack: Mapping[int, int]
+) -> tuple[int, int]:
+    """Activations saved for backward: without the plan, and with it."""
+    unplanned = kept = 0
+    seen: set[int] = set()
+    for slot in trace.slots:
+        value = trace.values[slot.value]
+        storage = trace.storages[value.storage]
+        if value.maker not in problem.positions or storage.category is not Category.ACTIVATION or storage.id in seen:
+            continue
+        seen.add(storage.id)
+        unplanned += storage.nbytes
+        kept += 0 if value.maker in recorded else pack.get(value.id, storage.nbytes)
+    return unplanned, kept
+
+
+def _modules(
+    trace: Trace, problem: Problem, timeline: Timeline, recorded: frozenset[int], pack: Mapping[int, int]
+) -> list[ModuleSummary]:
+    rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
+    for o in sorted(recorded):
+        row = rows[trace.calls[trace.ops[o].call].path]
+        row[0] += sum(problem.needs[v].nbytes for v in problem.saved_outputs(o))
+        row[2] += timeline.replays.get(o, 0)
+        row[3] += timeline.replays.get(o, 0) * problem.cost[o]
+    for v, nbytes in pack.items():
+        row = rows[trace.calls[trace.ops[trace.values[v].maker].call].path]
+        row[1] += problem.needs[v].nbytes - nbytes
+    return [ModuleSummary(p, int(d), int(k), int(n), float(s)) for p, (d, k, n, s) in rows.items()]
+
+
+def quiet_calls(trace: Trace, choices: list[Choice]) -> list[str]:
+    """Largest calls that the plan leaves alone and that write in place to nothing made outside them."""
+    busy = {c.call for c in choices}
+    parent = {c.id: c.parent for c in trace.calls}
+    calls = {c.id: c for c in trace.calls}
+    loud: set[int] = {c.id for c in trace.calls if c.key in busy or c.key == OUTSIDE}
+    made_by = {v.storage: v.maker for v in trace.values if v.version == 0}
+    for op in trace.ops:
+        if op.index < 0 or not op.writes:
+            continue
+        for _, after in op.writes:
+            maker = made_by[trace.values[after].storage]
+            home = trace.ops[maker].call if maker >= 0 else 0
+            call = op.call
+            while call >= 0 and not _inside(home, call, parent):
+                loud.add(call)
+                call = parent[call]
+    for call in sorted(loud):
+        up = parent[call]
+        while up >= 0:
+            loud.add(up)
+            up = parent[up]
+    return [c.key for c in trace.calls if c.id not in loud and calls[c.parent].id in loud]
+
+
+def _inside(call: int, outer: int, parent: Mapping[int, int]) -> bool:
+    while call >= 0:
+        if call == outer:
+            return True
+        call = parent[call]
+    return False

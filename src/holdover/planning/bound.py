@@ -1,0 +1,66 @@
+"""A proved bound: no plan of this problem that meets the budget takes less extra time than this.
+
+The linear programme here is weaker than any plan on purpose. It charges a saved value that is not kept with one replay
+of its op, and charges no memory for replays but the tensor that backward is using at the moment; a replay's inputs
+must be kept or replayed somewhere, in whatever stage. Every plan, with segments or without, satisfies it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdover.planning.milp import Interval, Model, relaxed
+from holdover.planning.problem import NEVER, Problem
+
+
+def bound_seconds(problem: Problem, budget: int) -> float:
+    """The least seconds of replay of any plan whose peak is at most `budget` bytes; infinite if none can exist."""
+    model = _optimistic(problem)
+    found = relaxed(model, float(budget))
+    return np.inf if found is None else max(found, 0.0)
+
+
+def _optimistic(problem: Problem) -> Model:
+    trace, needs = problem.trace, problem.needs
+    column = {o: i for i, o in enumerate(problem.eligible)}
+    fixed = problem.base.astype(float).copy()
+    changes: list[list[Interval]] = [[] for _ in column]
+    for o, j in column.items():
+        for v in problem.saved_outputs(o):
+            need = needs[v]
+            for ask in need.asks.values():  # it is there while backward uses it, kept or replayed
+                fixed[ask.first : max(ask.first, ask.loan_end) + 1] += need.nbytes
+            held = np.zeros(len(fixed), dtype=bool)
+            held[need.program_end + 1 : min(need.end, len(fixed) - 1) + 1] = need.program_end < NEVER
+            for ask in need.asks.values():
+                held[ask.first : max(ask.first, ask.loan_end) + 1] = False
+            for first, last in _runs(held):
+                fixed[first : last + 1] += need.nbytes
+                changes[j].append((first, last, -need.nbytes))
+    cost = np.array([problem.cost[o] for o in column])
+    model = Model(problem, problem.eligible, column, cost, fixed, changes, binaries=len(column))
+    _closure(model)
+    model.cost = np.concatenate([cost, np.zeros(model.size - len(cost))])
+    return model
+
+
+def _runs(held: np.ndarray) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], held.astype(np.int8), [0]])))
+    return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _closure(model: Model) -> None:
+    """What a replayed op reads is replayed too, or held from forward at least until backward begins."""
+    problem = model.problem
+    for v, readers in problem.readers.items():
+        need, maker = problem.needs[v], problem.maker.get(v)
+        if need.program_end >= problem.backward_start or need.saved:
+            continue
+        y = model.size
+        model.changes.append([(need.program_end + 1, problem.backward_start - 1, need.nbytes)])
+        for c in readers:
+            columns, coefficients = [model.column[c], y], [1.0, -1.0]
+            if maker is not None:
+                columns.append(model.column[maker])
+                coefficients.append(-1.0)
+            model.rows.append((columns, coefficients, 0.0))

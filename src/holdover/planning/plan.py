@@ -1,0 +1,176 @@
+"""The Plan: what to keep, what to recompute, and what that promises. Plain data, saved as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from holdover.errors import PlanError
+
+SCHEMA_VERSION = 1
+RECOMPUTE, PACK = "recompute", "pack"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What happens to the result of one op: its place is the `index`-th op of the module call `call`."""
+
+    call: str
+    index: int
+    op: str
+    action: str  # "recompute" or "pack"
+
+
+@dataclass(frozen=True)
+class ModuleSummary:
+    """What the plan does in one module: bytes that autograd would have kept and now does not, and their price."""
+
+    path: str
+    dropped_bytes: int
+    packed_bytes: int
+    replayed_ops: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which results of forward are dropped and recomputed in backward, for one model and step.
+
+    Attributes:
+        budget_bytes: the budget that was asked for, in bytes; None for "min".
+        predicted_peak_bytes: the peak that the plan promises: everything live at once, over the whole step.
+        unplanned_peak_bytes: the same without the plan.
+        floor_bytes: the lowest peak that could be reached.
+        extra_time: time that the replays add, as a fraction of the step.
+        bound_extra_time: proved: no plan of this problem that meets the budget adds less.
+        step_seconds: the step's own time, as the sum of its ops; what `extra_time` is a fraction of.
+        priced: how ops were priced, for example "measured here, 58 of 61 ops".
+        saved_bytes, unplanned_saved_bytes: activations saved for backward, with and without the plan.
+        with_loss: whether the choices reach into the loss, so that `recompute()` has to be used instead of `apply_`.
+        notes: what a reader should know, such as "the plan buys nothing".
+    """
+
+    model: str
+    fingerprint: str
+    inputs: str
+    device: str
+    precision: str | None
+    optimizer: str
+    torch_version: str
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    unplanned_peak_bytes: int
+    floor_bytes: int
+    extra_time: float
+    bound_extra_time: float
+    step_seconds: float
+    priced: str
+    saved_bytes: int
+    unplanned_saved_bytes: int
+    peak_at: str
+    peak_parts: Mapping[str, int]
+    with_loss: bool = False
+    choices: tuple[Choice, ...] = ()
+    quiet: tuple[str, ...] = ()
+    modules: tuple[ModuleSummary, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def gap(self) -> float:
+        """How much better, as a fraction of the step, any plan could still be."""
+        return max(self.extra_time - self.bound_extra_time, 0.0)
+
+    @property
+    def script(self) -> dict[str, dict[int, tuple[str, str]]]:
+        """The choices by call and index, as the runtime reads them."""
+        script: dict[str, dict[int, tuple[str, str]]] = {}
+        for c in self.choices:
+            script.setdefault(c.call, {})[c.index] = (c.op, c.action)
+        return script
+
+    def recompute(self) -> AbstractContextManager[Any]:
+        """A context for a block of code, the loss included, in which this plan is in force.
+
+        A model that is called inside need not have the plan applied. For plans made with `with_loss=True` this is the
+        only way; for others it does the same as `apply_`.
+        """
+        from holdover.recompute.apply import session
+
+        return session(self.script, frozenset(self.quiet))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, choices grouped by call."""
+        plain = asdict(self)
+        plain["choices"] = {
+            call: [[index, op, action] for index, (op, action) in sorted(ops.items())]
+            for call, ops in self.script.items()
+        }
+        return plain
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `load` reads it back."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, under another name first, so that a file that is there is never half lost.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        target = Path(path)
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+                file.write(self.to_json())
+            os.replace(file.name, target)
+        except OSError as error:
+            raise PlanError(f"The plan cannot be written to {target}: {error.strerror or error}.") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+            PlanError: no such file, not a plan, or of a newer version.
+        """
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"The plan {path} cannot be read: {error.strerror or error}.") from None
+        except UnicodeDecodeError:
+            raise PlanError(f"{path} is not a plan: it is not text.") from None
+        return cls.from_json(text, name=str(path))
+
+    @classmethod
+    def from_json(cls, text: str, *, name: str = "the text") -> Plan:
+        """Read a plan from JSON text; `name` says in errors where it came from."""
+        try:
+            data = json.loads(text)
+            version = data["schema_version"]
+        except (ValueError, TypeError, KeyError):
+            raise PlanError(f"{name} is not a plan: JSON with a schema_version, as Plan.save writes, is needed.") from None
+        if version != SCHEMA_VERSION:
+            raise PlanError(f"{name} has plan version {version}; this holdover reads {SCHEMA_VERSION}. Plan again.")
+        known = {f.name for f in fields(cls)}
+        try:
+            data["choices"] = tuple(
+                Choice(str(call), int(index), str(op), str(action))
+                for call, ops in data["choices"].items()
+                for index, op, action in ops
+            )
+            data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
+            data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])
+            return cls(**{k: v for k, v in data.items() if k in known})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise PlanError(f"{name} is not a whole plan: {error}. Plan again.") from None
+
+    def __str__(self) -> str:
+        from holdover.report.text import render_plan
+
+        return render_plan(self)

@@ -1,0 +1,170 @@
+"""Find the plan: solve for several partitions, let the simulator judge, correct, and polish.
+
+The solver's model of memory is on the safe side, so its answers are simulated, and the budget that the solver is given
+is moved until the simulated peak just meets the real one. What the simulator says is what the plan promises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from holdover.memory.simulate import Choices, Timeline, simulate
+from holdover.planning import milp
+from holdover.planning.classes import classes_of
+from holdover.planning.problem import Problem
+from holdover.planning.stages import partitions
+from holdover.trace.graph import Trace
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set of recorded ops of the step planned for, what its peak is over all steps, and what its replays cost."""
+
+    recorded: frozenset[int]
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass
+class Search:
+    """The search for plans of one problem. `everywhere` maps an op to the same op in the other steps of the trace."""
+
+    problem: Problem
+    workspace: Mapping[int, int]
+    everywhere: Mapping[int, tuple[int, ...]]
+    pack: Mapping[int, int] = field(default_factory=dict)
+    seconds: float = 20.0
+    _parts: list[dict[int, int]] | None = None
+    _seen: dict[frozenset[int], Candidate] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> Trace:
+        return self.problem.trace
+
+    def judge(self, recorded: Iterable[int]) -> Candidate:
+        """Simulate: what this set of recorded ops really does to the peak, and which replays it leads to."""
+        key = frozenset(recorded)
+        if key not in self._seen:
+            timeline = self.timeline(key, detail=False)
+            planned = set(self.problem.eligible)
+            seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items() if o in planned)
+            self._seen[key] = Candidate(key, timeline.peak_bytes, seconds)
+        return self._seen[key]
+
+    def timeline(self, recorded: Iterable[int], *, detail: bool = True) -> Timeline:
+        return simulate(self.trace, self.choices(recorded), self.workspace, detail=detail)
+
+    def choices(self, recorded: Iterable[int]) -> Choices:
+        ops = frozenset(o for r in recorded for o in self.everywhere[r])
+        made = {v for o in ops for v in self.trace.ops[o].outputs}
+        return Choices(ops, {v: n for v, n in self.pack.items() if v not in made})
+
+    def models(self) -> list[milp.Model]:
+        if self._parts is None:
+            self._parts = partitions(self.problem)
+        tied = len(self.problem.eligible) > 600
+        return [milp.build_model(self.problem, p, classes_of(self.problem, p) if tied else None) for p in self._parts]
+
+    def lowest(self) -> Candidate:
+        """The lowest peak found over all partitions, made lower still by single changes at the peak."""
+        until = time.monotonic() + self.seconds
+        best = self.judge(())
+        for model in self.models():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            found = self.judge(milp.lowest(model, time_limit=min(left, 5.0)).recorded)
+            best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
+        best = self.lower(best, time.monotonic() + self.seconds / 4)
+        return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 4)
+
+    def cheapest(self, budget: int, floor: Candidate) -> Candidate:
+        """The cheapest plan found whose simulated peak is at most `budget`; `floor` is one that meets it."""
+        best = floor
+        plain = self.judge(())
+        if plain.peak_bytes <= budget:
+            return plain
+        until = time.monotonic() + self.seconds
+        for model in self.models():
+            target, low = float(budget), 0.0
+            for _ in range(6):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                solution = milp.solve(model, target, time_limit=min(left, 5.0))
+                if solution is None:
+                    if target >= budget * 1.2:
+                        break
+                    target *= 1.05  # the model is on the safe side: what it calls impossible may well fit
+                    continue
+                found = self.judge(solution.recorded)
+                if found.peak_bytes <= budget:
+                    best = min(best, found, key=lambda c: (c.seconds, c.peak_bytes))
+                    slack = budget - found.peak_bytes
+                    if slack < 0.005 * budget or target <= low:
+                        break
+                    low = target
+                    target += slack
+                else:
+                    target -= (found.peak_bytes - budget) * 1.02
+                    if target <= low:
+                        break
+        return self.cheaper(best, budget, time.monotonic() + self.seconds / 4)
+
+    def cheaper(self, start: Candidate, budget: int, until: float) -> Candidate:
+        """Keep outputs again, the dearest first, as long as the peak stays within `budget`."""
+        best = start
+        for o in sorted(start.recorded, key=lambda o: -self.problem.cost[o]):
+            if time.monotonic() > until:
+                break
+            found = self.judge(best.recorded - {o})
+            if found.peak_bytes <= budget and found.seconds <= best.seconds:
+                best = found
+        return best
+
+    def lower(self, start: Candidate, until: float) -> Candidate:
+        """Change one op at a time among those whose values are live at the peak, while that lowers it."""
+        best = start
+        while time.monotonic() < until:
+            better = best
+            for changed in self.neighbours(best):
+                if time.monotonic() > until:
+                    break
+                found = self.judge(changed)
+                better = min(better, found, key=lambda c: (c.peak_bytes, c.seconds))
+            if better.peak_bytes >= best.peak_bytes:
+                break
+            best = better
+        return best
+
+    def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
+        """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
+        timeline = self.timeline(candidate.recorded)
+        live = set(timeline.at_peak)
+        sets = []
+        chains = set()
+        for o in self.problem.eligible:
+            here = any(self.trace.values[v].storage in live for v in self.trace.ops[o].outputs)
+            aside = any(e.value in self.trace.ops[o].outputs for e in timeline.extra_at_peak)
+            if not (here or aside):
+                continue
+            sets.append(candidate.recorded ^ {o})
+            if o not in candidate.recorded:
+                chains.add(candidate.recorded | self.cheap_ancestors(o, candidate.recorded))
+        return sets + list(chains)
+
+    def cheap_ancestors(self, op: int, recorded: frozenset[int]) -> frozenset[int]:
+        """`op` and the ops it would need, back to values that are kept for autograd or exist anyway."""
+        found, stack = set(), [op]
+        while stack:
+            o = stack.pop()
+            if o in found:
+                continue
+            found.add(o)
+            for v in self.trace.ops[o].inputs:
+                maker = self.problem.maker.get(v)
+                if maker is not None and maker not in recorded and not self.problem.needs[v].saved:
+                    stack.append(maker)
+        return frozenset(found)
