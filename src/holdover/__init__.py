@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from holdover.memory.estimate import estimate as estimate
     from holdover.planning.api import plan as plan
     from holdover.planning.plan import Plan as Plan
-    from holdover.recompute.apply import Inspection as Inspection
     from holdover.recompute.apply import apply_ as apply_
-    from holdover.recompute.apply import inspect as inspect
     from holdover.recompute.apply import remove_ as remove_
+    from holdover.recompute.inspect import Inspection as Inspection
+    from holdover.recompute.inspect import inspect as inspect
     from holdover.verification import Verification as Verification
     from holdover.verification import verify as verify
 
@@ -35,7 +35,7 @@ _HOMES = {
     "DeviceError": "holdover.errors",
     "Estimate": "holdover.memory.estimate",
     "HoldoverError": "holdover.errors",
-    "Inspection": "holdover.recompute.apply",
+    "Inspection": "holdover.recompute.inspect",
     "ModelSpecError": "holdover.errors",
     "Plan": "holdover.planning.plan",
     "PlanError": "holdover.errors",
@@ -45,7 +45,7 @@ _HOMES = {
     "Verification": "holdover.verification",
     "apply_": "holdover.recompute.apply",
     "estimate": "holdover.memory.estimate",
-    "inspect": "holdover.recompute.apply",
+    "inspect": "holdover.recompute.inspect",
     "plan": "holdover.planning.api",
     "remove_": "holdover.recompute.apply",
     "verify": "holdover.verification",

@@ -13,9 +13,11 @@ from torch import nn
 import holdover
 from holdover.cli.gpt import GPT, Shape, batches
 from holdover.memory.estimate import Estimate
-from holdover.report import text
-from holdover.report.text import WIDTH, Layer, fold, layers_of, render_estimate, render_verification
-from holdover.units import format_bytes
+from holdover.report import tables
+from holdover.report.estimate_view import Layer, fold, layers_of
+from holdover.report.tables import WIDTH
+from holdover.report.text import render_estimate, render_verification
+from holdover.units import binary_unit, format_bytes
 from holdover.verification import Verification
 
 SHAPE = Shape(layers=3, width=64, heads=2, context=32, batch=2)
@@ -50,7 +52,7 @@ def cents(figure: str) -> int:
 def test_the_parts_at_the_peak_add_up_as_printed(estimate: Estimate) -> None:
     rows = columns_of(str(estimate), "at the peak")
     assert sum(cents(row[1]) for row in rows[:-1]) == cents(rows[-1][1])
-    unit = text.binary_unit(estimate.peak_bytes)
+    unit = binary_unit(estimate.peak_bytes)
     assert f"{rows[-1][1]} {unit}" == format_bytes(estimate.peak_bytes)
 
 
@@ -58,7 +60,7 @@ def test_weights_and_saved_bytes_of_the_layers_add_up_as_printed(estimate: Estim
     rows = columns_of(str(estimate), "layer")
     for column in (1, 2):
         assert sum(cents(row[column]) for row in rows[:-1]) == cents(rows[-1][column])
-    unit = text.binary_unit(max(estimate.activations_bytes, estimate.weights_bytes))
+    unit = binary_unit(max(estimate.activations_bytes, estimate.weights_bytes))
     assert f"{rows[-1][1]} {unit}" == format_bytes(estimate.weights_bytes, unit)
     assert f"{rows[-1][2]} {unit}" == format_bytes(estimate.activations_bytes, unit)
 
@@ -102,7 +104,7 @@ def test_many_equal_layers_are_folded_into_one_row() -> None:
 def test_many_unlike_layers_keep_the_largest() -> None:
     layers = [Layer(f"h.{i}", i, i * i) for i in range(100)]
     rows = fold(layers)
-    assert len(rows) == text.MAX_LAYERS
+    assert len(rows) == tables.MAX_LAYERS
     assert rows[-1].name.startswith("... ")
     assert sum(row.saved_bytes for row in rows) == sum(layer.saved_bytes for layer in layers)
     assert rows[-2].name == "h.99"
@@ -143,4 +145,4 @@ def test_differences_are_listed() -> None:
 
 
 def test_text_is_doctested() -> None:
-    assert doctest.testmod(text).failed == 0
+    assert doctest.testmod(tables).failed == 0

@@ -83,7 +83,7 @@ def demo(
     if as_json:
         show_json({**vars(result), "holds": result.holds})
     else:
-        from holdover.report.demo import demo_view
+        from holdover.report.demo_view import demo_view
 
         show(demo_view(result))
     if not result.holds:
@@ -122,7 +122,7 @@ def run(steps: int) -> DemoResult:
     return DemoResult(
         parameters=sum(p.numel() for p in plain.model.parameters()),
         steps=steps,
-        budget_bytes=plan.budget_bytes,
+        budget_bytes=plan.budget_bytes or plan.floor_bytes,
         estimated_peak_bytes=estimate.peak_bytes,
         promised_peak_bytes=plan.predicted_peak_bytes,
         plain_peak_bytes=plain.peak_bytes,

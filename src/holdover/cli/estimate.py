@@ -31,7 +31,7 @@ def estimate(
     """Tell what a training step will hold in memory, before it runs."""
     import holdover
     from holdover.cli.model_spec import load
-    from holdover.report.text import estimate_view
+    from holdover.report.estimate_view import estimate_view
 
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=True)

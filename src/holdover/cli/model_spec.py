@@ -118,7 +118,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    lines = [
+        f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()
+    ]
     return f" (line {lines[-1]})" if lines else ""
 
 

@@ -50,7 +50,7 @@ def plan(
     """Choose what to recompute so that the step's peak meets a budget at the least extra time."""
     import holdover
     from holdover.cli.model_spec import load
-    from holdover.report.text import plan_view
+    from holdover.report.plan_view import plan_view
     from holdover.units import parse_budget
 
     parse_budget(budget)

@@ -42,7 +42,7 @@ def verify(
     """Run the step plain and planned: gradients bit for bit, memory and time against the promise."""
     import holdover
     from holdover.cli.model_spec import load
-    from holdover.report.text import verification_view
+    from holdover.report.verification_view import verification_view
     from holdover.units import parse_budget
 
     if (plan is None) == (budget is None):

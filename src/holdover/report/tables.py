@@ -1,0 +1,66 @@
+"""What the views of estimates and plans share.
+
+Numbers in one table share one unit and are rounded so that what is printed adds up to the total that is printed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from holdover.units import format_parts, format_share
+
+WIDTH = 100
+MAX_LAYERS = 24
+BAR = 24
+_COLOURS = {
+    "parameter": "blue",
+    "buffer": "blue",
+    "gradient": "magenta",
+    "optimizer": "cyan",
+    "input": "white",
+    "activation": "yellow",
+    "temporary": "red",
+}
+
+
+def bar(part: int, whole: int, width: int) -> str:
+    """A bar in eighths of a character.
+
+    >>> bar(3, 16, 8)
+    '█▌'
+    """
+    eighths = round(part * width * 8 / whole) if whole else 0
+    rest: str = " ▏▎▍▌▋▊▉"[eighths % 8]
+    return "█" * int(eighths // 8) + rest.strip()
+
+
+def layer_name(path: str) -> str:
+    """The layer that a module belongs to: its name up to the first number, else its first two parts.
+
+    >>> layer_name("model.layers.3.mlp.act"), layer_name("model.embed.norm.scale"), layer_name("")
+    ('model.layers.3', 'model.embed', '(model itself, loss)')
+    """
+    if not path:
+        return "(model itself, loss)"
+    match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", path)
+    return match.group(1) if match else ".".join(path.split(".")[:2])
+
+
+def parts_table(parts: dict[str, int], title: str, unit: str) -> Table:
+    """Named bytes with bars, and their total."""
+    shown = {name: nbytes for name, nbytes in parts.items() if nbytes}
+    total = sum(shown.values())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True, padding=(0, 1))
+    table.add_column(title, footer="total")
+    figures = format_parts(list(shown.values()), unit)
+    table.add_column(unit, footer=figures[-1], justify="right")
+    table.add_column("share", footer="", justify="right")
+    table.add_column("", footer="")
+    for (name, nbytes), figure in zip(shown.items(), figures, strict=False):
+        style = _COLOURS.get(name, "yellow")
+        table.add_row(name, figure, format_share(nbytes / total), Text(bar(nbytes, total, BAR), style=style))
+    return table
