@@ -1,0 +1,166 @@
+"""The private PyTorch names that the runtime depends on, checked by tests/recompute/test_private_names.py.
+
+No public name gives the same: where the dispatch mode stands, which backward pass is running, and what has to be off
+while recorded ops run again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C import _get_dispatch_stack_at as dispatch_mode_at
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C import _pop_torch_dispatch_stack as pop_dispatch_mode
+from torch._C import _push_on_torch_dispatch_stack as push_dispatch_mode
+from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_tensors_hooks
+from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensors_hooks
+from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_non_overlapping_and_dense
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "alias",
+    "at_end_of_pass",
+    "current_graph_task_id",
+    "dispatch_mode_at",
+    "dispatch_modes",
+    "functorch_transform",
+    "is_functorch_wrapped_tensor",
+    "is_non_overlapping_and_dense",
+    "plain_kernels",
+    "pop_dispatch_mode",
+    "pop_saved_tensors_hooks",
+    "push_dispatch_mode",
+    "push_saved_tensors_hooks",
+    "skip_in_dynamo",
+    "top_saved_tensors_hooks",
+    "watching_module_calls",
+    "yielding_to_transforms",
+]
+
+
+def at_end_of_pass(callback: Callable[[], None]) -> None:
+    """Run `callback` when the backward pass that is running on this thread has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its graph, counting in-place writes together with it.
+
+    Inside a dispatch mode, `detach` alone would give it a count of its own.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):
+        return tensor.detach()
+
+
+class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
+    """Below autograd and without autocast: what runs inside are the kernels that a dispatch mode saw in forward."""
+
+    __slots__ = ("autocast", "autograd")
+
+    def __enter__(self) -> None:
+        self.autograd = torch._C._AutoDispatchBelowADInplaceOrView()
+        self.autocast = torch._C._DisableAutocast()
+        self.autograd.__enter__()
+        self.autocast.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self.autocast.__exit__(*exc)
+        self.autograd.__exit__(*exc)
+
+
+def skip_in_dynamo(*functions: Callable[..., Any]) -> None:
+    """Keep torch.compile from tracing these functions where its frame callback is active around them."""
+    for function in functions:
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+_patching = threading.Lock()
+_yielding = 0
+_disable_hooks = torch.autograd.graph.disable_saved_tensors_hooks
+
+
+class yielding_to_transforms:  # noqa: N801 - a context manager, entered for every session
+    """While entered, torch.func's transforms find the saved-tensor hooks gone whose object has `yields_to_transforms`.
+
+    They refuse to run under hooks (`torch.autograd.graph.disable_saved_tensors_hooks` raises), and they ask for that
+    function by its name in torch.autograd.graph each time. What they save inside is kept as PyTorch does.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        global _yielding
+        with _patching:
+            _yielding += 1
+            torch.autograd.graph.disable_saved_tensors_hooks = _disable_hooks_after_lifting
+
+    def __exit__(self, *exc: object) -> None:
+        global _yielding
+        with _patching:
+            _yielding -= 1
+            if not _yielding:
+                torch.autograd.graph.disable_saved_tensors_hooks = _disable_hooks
+
+
+def _yields(pack: Callable[..., Any]) -> bool:
+    return getattr(getattr(pack, "__self__", None), "yields_to_transforms", False)
+
+
+@contextmanager
+def _disable_hooks_after_lifting(error_message: str) -> Iterator[None]:
+    ours = []
+    while (top := top_saved_tensors_hooks(False)) is not None and _yields(top[0]):
+        pop_saved_tensors_hooks()
+        ours.append(top)
+    try:
+        with _disable_hooks(error_message):
+            yield
+    finally:
+        for pack, unpack in reversed(ours):
+            push_saved_tensors_hooks(pack, unpack)
+
+
+_watchers: list[Callable[[torch.nn.Module], None]] = []
+_module_call = torch.nn.Module.__call__
+
+
+@contextmanager
+def watching_module_calls(watcher: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """Tell `watcher` of each module that is called, on any thread, before anything of the call has happened.
+
+    A global forward pre-hook comes too late: the module's `forward` has been looked up by then.
+    """
+    with _patching:
+        _watchers.append(watcher)
+        torch.nn.Module.__call__ = _watched_call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _patching:
+            _watchers.remove(watcher)
+            if not _watchers:
+                torch.nn.Module.__call__ = _module_call  # type: ignore[method-assign]
+
+
+def _watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    for watcher in list(_watchers):
+        watcher(self)
+    return _module_call(self, *args, **kwargs)

@@ -1,0 +1,138 @@
+"""What the runtime knows of each op: what it writes to, whether it is random, and whether running it again is safe.
+
+Nearly all of it is read from the op's schema and tags, once per overload. The tables here hold what schemas do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdover.recompute._torch import HigherOrderOperator, OpOverload
+
+OVERWRITES = frozenset(
+    {
+        "bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_",
+        "fill_", "zero_", "copy_",
+    }
+)  # fmt: skip
+"""In-place ops whose result does not depend on what they write over."""
+
+UNINITIALISED = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize"}
+)
+
+DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive"})
+"""Ops whose output size depends on values: another run would have to wait for the device to know it."""
+
+PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+"""Namespaces whose kernels are known to touch nothing but their arguments."""
+
+STATEFUL = frozenset({"_cudnn_init_dropout_state", "_fused_moving_avg_obs_fq_helper", "_cudnn_rnn", "miopen_rnn"})
+"""Ops with a state of their own that another run would advance or miss."""
+
+BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+"""Ops that update arguments 3 and 4 when argument 5 is true, which their schemas do not say."""
+
+
+class Op:
+    """An op as the runtime sees it.
+
+    Attributes:
+        name: "aten.addmm.default".
+        counted: whether it takes a place in the call it runs in (all but the namespace "prim").
+        simple: counted, an overload, and writes to nothing: the fast path.
+        writes: (position, argument name) of what it writes to.
+        obstacle: why its outputs can never be made again by running it once more; "" when they can.
+        random: draws from a generator.
+        generator: name of its generator argument, or "".
+        resizes: changes its argument's metadata (a view made in place), maybe its memory.
+    """
+
+    __slots__ = (
+        "argument_names", "counted", "dropout", "func", "generator", "hidden_writes", "name", "obstacle",
+        "overwrites", "packet", "random", "resizes", "simple", "writes",
+    )  # fmt: skip
+
+    def __init__(self, func: Any) -> None:
+        self.func = func  # keeps the id by which OPS finds this taken
+        self.random = self.counted = self.simple = self.resizes = self.overwrites = False
+        self.writes: tuple[tuple[int, str], ...] = ()
+        self.argument_names: tuple[str, ...] = ()
+        self.hidden_writes: Callable[[Sequence[Any]], bool] | None = None
+        self.generator = self.obstacle = self.packet = ""
+        self.dropout = -1
+        if not isinstance(func, OpOverload):
+            self.name = getattr(func, "__name__", type(func).__name__)
+            self.counted = True
+            self.obstacle = "higher-order op" if isinstance(func, HigherOrderOperator) else "op without a schema"
+            return
+        schema = func._schema
+        self.name, self.packet = str(func), schema.name.split("::")[1]
+        self.counted = func.namespace != "prim"
+        arguments = schema.arguments
+        self.argument_names = tuple(a.name for a in arguments)
+        self.writes = tuple(
+            (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+        )
+        if self.packet in BATCH_NORMS and "out" not in self.argument_names:
+            self.hidden_writes = batch_norm_updates
+        self.simple = self.counted and not self.writes and self.hidden_writes is None and type(func) is OpOverload
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.generator = next((a.name for a in arguments if str(a.type) in ("Optional[Generator]", "Generator")), "")
+        self.dropout = self.argument_names.index("dropout_p") if "dropout_p" in self.argument_names else -1
+        self.resizes = torch.Tag.inplace_view in func.tags
+        self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
+        self.obstacle = self._obstacle(func)
+
+    def _obstacle(self, func: Any) -> str:
+        if "c10d" in func.namespace:
+            return "collective"
+        if func.namespace not in PURE_NAMESPACES:
+            return f"custom op of namespace {func.namespace}"
+        if type(func) is not OpOverload:
+            return "op on script objects"
+        if self.packet in UNINITIALISED:
+            return "uninitialised memory"
+        if self.packet in DATA_DEPENDENT or torch.Tag.data_dependent_output in func.tags:
+            return "data-dependent"
+        if self.packet in STATEFUL:
+            return "op with a state of its own"
+        if self.resizes:
+            return "changes a tensor's metadata in place"
+        return ""
+
+    def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call of a random op takes random numbers: attention without dropout does not."""
+        if self.dropout < 0:
+            return self.random
+        p = args[self.dropout] if self.dropout < len(args) else kwargs.get("dropout_p", 0.0)
+        return self.random and p != 0.0
+
+    def forgets(self, name: str) -> bool:
+        """Whether what it writes to argument `name` does not depend on what was there, provided it covers it all."""
+        return self.overwrites or (self.packet == "rrelu_with_noise" and name == "noise")
+
+
+def batch_norm_updates(args: Sequence[Any]) -> bool:
+    return len(args) > 5 and bool(args[5])
+
+
+OPS: dict[int, Op] = {}
+"""By `id` of the overload, which costs less to look up than its hash. Each entry keeps its overload alive."""
+
+
+def describe(func: Any) -> Op:
+    """The entry of `func`, made on first use.
+
+    >>> describe(torch.ops.aten.relu_.default).writes
+    ((0, 'self'),)
+    >>> describe(torch.ops.aten.empty_like.default).obstacle
+    'uninitialised memory'
+    """
+    op = OPS.get(id(func))
+    if op is None:
+        op = OPS[id(func)] = Op(func)
+    return op

@@ -1,0 +1,89 @@
+"""A script that drops everything, from a dry run that counts ops on a copy of the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdover.recompute.rules import describe
+from holdover.recompute.script import call_key
+
+Policy = Callable[[str, int, str], str]
+"""(call key, index, op name) -> "recompute", "pack" or ""."""
+
+
+def everything(key: str, index: int, name: str) -> str:
+    return "recompute"
+
+
+class Counting(TorchDispatchMode):
+    """Counts ops by call, as the runtime does, with none of its code."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[list[Any]] = [["", 0, {}]]
+        self.seen: dict[str, dict[int, str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", "") != "prim" and torch._C._current_graph_task_id() == -1:
+            frame = self.frames[-1]
+            self.seen.setdefault(frame[0], {})[frame[1]] = str(func)
+            frame[1] += 1
+        return func(*args, **(kwargs or {}))
+
+    def frame(self, model: torch.nn.Module) -> None:
+        for path, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                module.__dict__["forward"] = self.framed(path, module.forward)
+
+    def framed(self, path: str, forward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            parent = self.frames[-1]
+            n = parent[2].get(path, 0)
+            parent[2][path] = n + 1
+            self.frames.append([call_key(parent[0], path, n), 0, {}])
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.frames.pop()
+
+        return run
+
+
+def count(model: torch.nn.Module, args: Any, kwargs: Any = None, loss: Any = None) -> dict[str, dict[int, str]]:
+    """Call key -> index -> op name, of one forward (and loss) on copies."""
+    model, args, kwargs = copy.deepcopy((model, args, kwargs or {}))
+    counting = Counting()
+    counting.frame(model)
+    state = torch.get_rng_state()
+    with counting:
+        out = model(*args, **kwargs)
+        if loss is not None:
+            loss(out)
+    torch.set_rng_state(state)
+    return counting.seen
+
+
+def script_of(seen: dict[str, dict[int, str]], policy: Policy = everything) -> dict[str, dict[int, tuple[str, str]]]:
+    return {
+        key: {i: (name, action) for i, name in ops.items() if replayable(name) and (action := policy(key, i, name))}
+        for key, ops in seen.items()
+    }
+
+
+def replayable(name: str) -> bool:
+    """Not a view, and nothing that the runtime refuses on sight."""
+    namespace, packet, overload = name.split(".")
+    func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return not views and not describe(func).obstacle
+
+
+def script(model: torch.nn.Module, args: Any, kwargs: Any = None, policy: Policy = everything) -> Any:
+    return script_of(count(model, args, kwargs), policy)
