@@ -12,7 +12,7 @@ from holdover.cost.measured import price, replay_overhead_seconds
 from holdover.errors import BudgetError
 from holdover.memory.estimate import peak_of, target_device, workspaces
 from holdover.memory.simulate import Timeline
-from holdover.memory.workspace import true_output_bytes
+from holdover.memory.workspace import true_outputs
 from holdover.planning.bound import bound_seconds
 from holdover.planning.packing import packable
 from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
@@ -65,7 +65,7 @@ def plan(
     target = target_device(device)
     trace = record(
         model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
-        corrections=true_output_bytes,
+        corrections=true_outputs,
     )  # fmt: skip
     return plan_of(trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
 

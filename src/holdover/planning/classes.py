@@ -16,20 +16,23 @@ GROUPS = 8
 
 
 def classes_of(problem: Problem, stages: Mapping[int, int]) -> dict[int, object]:
-    """Eligible op -> a key shared with its twins: same block kind, same place in it, same cuts around it."""
+    """Eligible op -> a key shared with its twins: same place in an equal block, cut alike, as far into its stage."""
     trace = problem.trace
-    blocks = _blocks(trace, problem.eligible)
-    kinds: dict[object, list[tuple[int, ...]]] = defaultdict(list)
-    for block in blocks:
-        kinds[tuple((trace.ops[o].signature, trace.ops[o].name) for o in block)].append(block)
+    twins: dict[object, list[tuple[int, ...]]] = defaultdict(list)
+    in_stage: dict[int, int] = defaultdict(int)
+    for block in _blocks(trace, problem.eligible):
+        first = stages[block[0]]
+        kind = tuple(trace.ops[o].signature for o in block)
+        cuts = tuple(stages[o] - first for o in block)
+        starts = stages.get(block[0] - 1) != first
+        twins[kind, cuts, starts, in_stage[first]].append(block)
+        in_stage[first] += 1
     classes: dict[int, object] = {}
-    for kind, (_, members) in enumerate(kinds.items()):
-        size = max(1, -(-len(members) // GROUPS))
+    for number, members in enumerate(twins.values()):
+        size = -(-len(members) // GROUPS)
         for i, block in enumerate(members):
-            shape = tuple(stages[o] - stages[block[0]] for o in block)
-            starts = block[0] and stages.get(block[0] - 1) != stages[block[0]]
             for place, o in enumerate(block):
-                classes[o] = (kind, i // size, place, shape, starts)
+                classes[o] = (number, i // size, place)
     return classes
 
 

@@ -87,8 +87,10 @@ def record(
     target = device or torch.device("cpu")
     has_data = not any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in _tensors(step))
 
+    faker = Faker(target)  # here and not in the child: what it imports then stays imported
+
     def on_fake(subject: Step) -> Trace:
-        return _record_fake(subject, target, corrections)
+        return _record_fake(subject, faker, corrections)
 
     try:
         return isolated(on_fake, step)
@@ -121,14 +123,13 @@ def _tensors(step: Step) -> list[torch.Tensor]:
     return [*step.model.parameters(), *step.model.buffers(), *tensors_in((step.args, step.kwargs))]
 
 
-def _record_fake(step: Step, device: torch.device, corrections: Corrections | None) -> Trace:
-    faker = Faker(device)
+def _record_fake(step: Step, faker: Faker, corrections: Corrections | None) -> Trace:
     described = describe((step.args, step.kwargs))
     identity = fingerprint(step.model)
     step = replace_tensors(step, faker)
     with torch.random.fork_rng(devices=[]), faker.mode, unnoticed():
         recorder = Recorder(real=False, corrections=corrections, known=faker.known)
-        return _run(step, recorder, identity, described, device)
+        return _run(step, recorder, identity, described, faker.device)
 
 
 def _record_real(step: Step) -> Trace:
