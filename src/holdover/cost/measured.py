@@ -20,7 +20,7 @@ from holdover.cost.flops import Work, work_of
 from holdover.measuring._torch import TorchDispatchMode, bare_kernels
 from holdover.measuring.arguments import Arena, UnrunnableError, argument_bytes, is_view_or_factory
 from holdover.measuring.machine import free_bytes
-from holdover.measuring.store import Store
+from holdover.measuring.store import open_store
 from holdover.trace.graph import Signature
 
 _TOTAL_SECONDS = 2.5
@@ -59,7 +59,7 @@ def price(signatures: Sequence[Signature], *, device: str = "cpu") -> list[OpCos
     ['measured']
     """
     target = torch.device(device)
-    store = Store(target)
+    store = open_store(target)
     launch = launch_seconds(device)
     work = [work_of(signature) for signature in signatures]
     seconds: dict[int, float] = {}

@@ -7,6 +7,7 @@ write at the same time, and a line that was torn is skipped. Where the folder ca
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -27,13 +28,13 @@ class Store:
 
     Args:
         device: the device that the measurements belong to.
-        folder: where the file lies; default is `cache_folder()`.
+        folder: where the file lies.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+    def __init__(self, device: torch.device, folder: Path) -> None:
         conditions = describe(device)
         name = hashlib.sha256(conditions.encode()).hexdigest()[:16]
-        self.path = (folder or cache_folder()) / f"measured-{name}.jsonl"
+        self.path = folder / f"measured-{name}.jsonl"
         self._conditions = conditions
         self._known: dict[str, Any] = {}
         self._new: dict[str, Any] = {}
@@ -86,6 +87,16 @@ class Store:
         with contextlib.suppress(OSError):
             temporary.write_text("\n".join(lines) + "\n")
             os.replace(temporary, self.path)
+
+
+def open_store(device: torch.device) -> Store:
+    """The store in the user's cache folder for this device and these settings, read once per process."""
+    return _opened(device, describe(device), cache_folder())
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(device: torch.device, conditions: str, folder: Path) -> Store:
+    return Store(device, folder)
 
 
 def _append(path: Path, data: bytes) -> None:

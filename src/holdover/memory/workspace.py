@@ -28,7 +28,7 @@ from holdover.measuring.arguments import (
     tensors_of,
 )
 from holdover.measuring.machine import free_bytes
-from holdover.measuring.store import Store
+from holdover.measuring.store import open_store
 from holdover.trace.graph import Signature, TensorSpec
 
 POINTWISE = frozenset(
@@ -82,7 +82,7 @@ def workspace_bytes(signatures: Sequence[Signature], device: str = "cpu") -> dic
     if torch.device(device).type != "cpu":
         return {}
     target = torch.device("cpu")
-    store, arena = Store(target), Arena(target)
+    store, arena = open_store(target), Arena(target)
     found: dict[int, int | None] = {}
     missing: list[int] = []
     for i, signature in enumerate(signatures):
@@ -132,7 +132,7 @@ def true_outputs(signature: Signature) -> list[TensorSpec | None] | None:
     if packet not in MISTAKEN_BY_FAKE_TENSORS or not _may_differ(packet, signature):
         return None
     device = torch.device("cpu")
-    store = Store(device)
+    store = open_store(device)
     known = store.get("outputs", signature)
     if known is None:
         if argument_bytes(signature) > free_bytes() // _FREE_SHARE:
