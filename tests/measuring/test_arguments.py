@@ -1,0 +1,74 @@
+"""Arguments made again: geometry kept, values valid, calls independent of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdover.measuring.arguments import Arena, UnrunnableError, extent_bytes, is_view_or_factory, resolve
+from holdover.trace.graph import Signature, TensorSpec
+
+CPU = torch.device("cpu")
+
+
+def test_geometry_is_kept() -> None:
+    spec = TensorSpec((3, 4), (1, 5), "float32", "cpu", offset=17)
+    _, (made,), _ = Arena(CPU).call(Signature("aten.neg.default", (spec,), ()))
+    assert (made.shape, made.stride(), made.dtype) == ((3, 4), (1, 5), torch.float32)
+    assert made.data_ptr() % 64 == 4 * 17 % 64
+    assert extent_bytes(spec) == 4 * (1 + 2 * 1 + 3 * 5)
+
+
+def test_values_are_valid_for_any_op() -> None:
+    table, ids = TensorSpec((10, 2), (2, 1), "float32", "cpu"), TensorSpec((5,), (1,), "int64", "cpu")
+    op, args, kwargs = Arena(CPU).call(Signature("aten.embedding.default", (table, ids), ()))
+    assert torch.equal(op(*args, **kwargs), torch.full((5, 2), 0.5))
+    mask = TensorSpec((5,), (1,), "bool", "cpu")
+    assert Arena(CPU).call(Signature("aten.all.default", (mask,), ()))[1][0].all()
+
+
+def test_arguments_of_one_call_do_not_share_memory() -> None:
+    spec = TensorSpec((4,), (1,), "float32", "cpu")
+    _, (lists,), _ = Arena(CPU).call(Signature("aten.cat.default", ((spec, spec),), ()))
+    lists[0].fill_(7)
+    assert torch.equal(lists[1], torch.full((4,), 0.5))
+
+
+def test_what_an_op_wrote_is_put_back() -> None:
+    arena, spec = Arena(CPU), TensorSpec((4,), (1,), "float32", "cpu")
+    op, args, kwargs = arena.call(Signature("aten.zero_.default", (spec,), ()))
+    op(*args, **kwargs)
+    arena.restore(op, args, kwargs)
+    assert torch.equal(arena.call(Signature("aten.neg.default", (spec,), ()))[1][0], torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_dtypes_may_be_named_or_given(dtype: object) -> None:
+    spec = TensorSpec((4,), (1,), "float32", "cpu")
+    op, args, kwargs = Arena(CPU).call(Signature("aten._to_copy.default", (spec,), (("dtype", dtype),)))
+    assert op(*args, **kwargs).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        Signature("aten.no_such_op.default", (), ()),
+        Signature("nonsense", (), ()),
+        Signature("aten.resize_.default", (TensorSpec((4,), (1,), "float32", "cpu"), (8,)), ()),
+        Signature("aten.neg.default", (TensorSpec((4,), (1,), "float99", "cpu"),), ()),
+        Signature("aten.neg.default", (TensorSpec((4,), (1,), "float32", "cuda:0"),), ()),
+        Signature("aten.neg.default", (None,), (), runnable=False),
+    ],
+)
+def test_what_cannot_be_called_is_refused(signature: Signature) -> None:
+    with pytest.raises(UnrunnableError):
+        Arena(CPU).call(signature)
+
+
+def test_views_and_factories_are_told_from_ops_that_read() -> None:
+    assert is_view_or_factory("aten.view.default")
+    assert is_view_or_factory("aten.zeros.default")
+    assert not is_view_or_factory("aten.mul_.Tensor")
+    assert not is_view_or_factory("aten.clone.default")
+    assert not is_view_or_factory("nowhere.nothing.default")
+    assert resolve("aten.add.Tensor") is torch.ops.aten.add.Tensor
