@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from holdover.memory.estimate import estimate as estimate
     from holdover.planning.api import plan as plan
     from holdover.planning.plan import Plan as Plan
-    from holdover.recompute.apply import apply_ as apply_
-    from holdover.recompute.apply import remove_ as remove_
     from holdover.recompute.inspect import Inspection as Inspection
     from holdover.recompute.inspect import inspect as inspect
+    from holdover.recompute.public import apply_ as apply_
+    from holdover.recompute.public import remove_ as remove_
     from holdover.verification import Verification as Verification
     from holdover.verification import verify as verify
 
@@ -43,11 +43,11 @@ _HOMES = {
     "TraceError": "holdover.errors",
     "UnitError": "holdover.errors",
     "Verification": "holdover.verification",
-    "apply_": "holdover.recompute.apply",
+    "apply_": "holdover.recompute.public",
     "estimate": "holdover.memory.estimate",
     "inspect": "holdover.recompute.inspect",
     "plan": "holdover.planning.api",
-    "remove_": "holdover.recompute.apply",
+    "remove_": "holdover.recompute.public",
     "verify": "holdover.verification",
 }
 
