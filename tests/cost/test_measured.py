@@ -49,7 +49,7 @@ def test_random_state_grad_mode_and_threads_are_left_alone() -> None:
 
 
 def test_a_view_costs_a_launch() -> None:
-    assert price([VIEW])[0].seconds == launch_seconds()
+    assert price([VIEW])[0].seconds == launch_seconds("cpu")
 
 
 def test_an_op_too_large_for_memory_is_modelled() -> None:
@@ -69,7 +69,7 @@ def test_an_op_too_large_for_memory_is_modelled() -> None:
 def test_what_does_not_run_is_modelled(signature: Signature) -> None:
     (cost,) = price([signature])
     assert cost.source == "modelled"
-    assert cost.seconds >= launch_seconds()
+    assert cost.seconds >= launch_seconds("cpu")
 
 
 def test_costs_are_kept_on_disk(empty_cache: Path) -> None:
@@ -90,4 +90,4 @@ def test_prices_do_not_depend_on_the_modes_around() -> None:
 
 
 def test_replaying_costs_some_microseconds() -> None:
-    assert 1e-6 < replay_overhead_seconds() < 1e-3
+    assert 1e-6 < replay_overhead_seconds("cpu") < 1e-3

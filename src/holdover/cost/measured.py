@@ -102,7 +102,7 @@ def price(signatures: Sequence[Signature], *, device: str = "cpu") -> list[OpCos
 
 
 @functools.cache
-def launch_seconds(device: str = "cpu") -> float:
+def launch_seconds(device: str) -> float:
     """Seconds that an op without work takes on `device`: a view, called from Python."""
     x = torch.empty(8, device=device)
     with bare_kernels():
@@ -110,7 +110,7 @@ def launch_seconds(device: str = "cpu") -> float:
 
 
 @functools.cache
-def replay_overhead_seconds(device: str = "cpu") -> float:
+def replay_overhead_seconds(device: str) -> float:
     """Seconds that recording and replaying add per op, beside the op's own time.
 
     That is Python's work on the processor, so it hardly depends on `device`. It is scaled from what an empty dispatch
