@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdover.planning.problem import NEVER, Problem
+from holdover.planning.quiet import silent_stdout
 
 Interval = tuple[int, int, int]  # first position, last position, bytes
 
@@ -310,10 +311,11 @@ def _highs(
     high = np.ones(size)
     if budget is None:
         high[-1] = np.inf
-    result = milp(
-        cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integrality,
-        bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
-    )  # fmt: skip
+    with silent_stdout():
+        result = milp(
+            cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integrality,
+            bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
+        )  # fmt: skip
     if result.x is None:
         return None
     if budget is None:

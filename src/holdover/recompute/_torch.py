@@ -73,9 +73,11 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
     """Below autograd and without autocast: what runs inside are the kernels that a dispatch mode saw in forward."""
 
-    __slots__ = ("autocast", "autograd")
+    __slots__ = ("autocast", "autograd", "grad")
 
     def __enter__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # some kernels ask, and make less without (oneDNN's recurrent layers)
         self.autograd = torch._C._AutoDispatchBelowADInplaceOrView()
         self.autocast = torch._C._DisableAutocast()
         self.autograd.__enter__()
@@ -84,6 +86,7 @@ class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
     def __exit__(self, *exc: object) -> None:
         self.autocast.__exit__(*exc)
         self.autograd.__exit__(*exc)
+        torch._C._set_grad_enabled(self.grad)
 
 
 def skip_in_dynamo(*functions: Callable[..., Any]) -> None:

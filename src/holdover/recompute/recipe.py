@@ -11,7 +11,7 @@ What a recipe holds
     saved tensor of one of its values, or another living recipe refers to it. A pin holds its storage until the last
     recipe that holds the pin dies. Plans bear that in mind: in forward a recipe costs no bytes of its own but its
     pins, an argument that nobody else would have kept becomes kept.
- 3. Pins of storages of at most 64 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the modules on
+ 3. Pins of storages of at most 4 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the modules on
     the call stack, tensors among the root call's arguments) hold a copy of the storage, made when first pinned, so that
     later changes do no harm. All pins of one content of one storage share one copy. Parameters are never copied.
  4. A random op adds the generator's state (5,056 bytes on CPU, 16 on CUDA), except where its dropout probability is 0.
@@ -59,17 +59,21 @@ from holdover.recompute._torch import at_end_of_pass, current_graph_task_id, pla
 from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
 from holdover.recompute.random import Draw, default_generator
 
-SMALL_PIN_BYTES = 65536
+SMALL_PIN_BYTES = 4096
 NO_PASS = -1
 
 
 class Source:
-    """A pin: one content of a kept storage, shared by all recipes that read it."""
+    """A pin: one content of a kept storage, shared by all recipes that read it.
 
-    __slots__ = ("__weakref__", "nbytes", "origin", "tensor", "version")
+    Views that came apart from their base (`unsafe_split`) count versions of their own, so that one content may have
+    several pins: `other` is the one made before.
+    """
 
-    def __init__(self, tensor: torch.Tensor, version: int) -> None:
-        self.tensor, self.origin = tensor, version
+    __slots__ = ("__weakref__", "nbytes", "origin", "other", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int, other: Source | None) -> None:
+        self.tensor, self.origin, self.other = tensor, version, other
         self.version: int | None = version  # None: the copy is ours
         self.nbytes = tensor.untyped_storage().nbytes()
 
@@ -77,6 +81,8 @@ class Source:
         """Let go of the storage, which is about to be written to, for a copy of it."""
         if self.version is not None:
             self.tensor, self.version = copy_with_storage(self.tensor.detach()), None
+        if self.other is not None:
+            self.other.copy_on_write()
 
     def changed(self) -> str:
         """What happened to the content since it was pinned; "" if nothing did."""
@@ -102,8 +108,8 @@ class Value:
     """
 
     __slots__ = (
-        "claims", "done", "done_in", "handed", "nbytes", "original", "recipe", "saved", "slack", "slot", "tensor",
-        "version",
+        "__weakref__", "claims", "done", "done_in", "handed", "nbytes", "original", "recipe", "saved", "slack", "slot",
+        "tensor", "version",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, nbytes: int, slack: int) -> None:
@@ -155,7 +161,7 @@ class Recipe:
 
     Attributes:
         inputs: the values that its references lie on, one entry for each reference, in order.
-        values: what it makes that somebody may ask for.
+        values: what it makes that somebody may ask for, weakly: a cycle would keep pins until the collector comes.
         claims: the sum of its values' claims. While there are none, it makes no claims on its inputs.
         finished: the pass in which it has run, or turned out not to be needed.
     """
@@ -174,7 +180,7 @@ class Recipe:
     ) -> None:
         self.ledger, self.name, self.function, self.args, self.kwargs = ledger, name, function, args, kwargs
         self.inputs, self.draw = inputs, draw
-        self.values: list[Value] = []
+        self.values: list[weakref.ref[Value]] = []
         self.claims = 0
         self.finished = NO_PASS
 
@@ -234,6 +240,10 @@ class Recipe:
         else:
             base = copy_with_storage(self._pinned(node).detach())
         return base if where is None else rebuild(base, where)
+
+
+def _deref(value: weakref.ref[Value]) -> Value | None:
+    return value()
 
 
 def flat(out: Any) -> list[Any]:
@@ -334,7 +344,7 @@ class Ledger:
 
     def _not_needed(self, recipe: Recipe, task: int) -> list[Value]:
         """The inputs of a recipe that will not run in this pass, if that has just become clear."""
-        if recipe.finished == task or any(u.wanted(task) for u in recipe.values):
+        if recipe.finished == task or any(u is not None and u.wanted(task) for u in map(_deref, recipe.values)):
             return []
         recipe.finished = task
         return recipe.inputs
@@ -385,7 +395,9 @@ class Ledger:
                 if not uses[v]:
                     held.pop(v, None)
                     owned.discard(v)
-            for v in recipe.values:
+            for v in map(_deref, recipe.values):
+                if v is None:
+                    continue
                 wanted = task != NO_PASS and v.wanted(task)
                 if not wanted and not uses.get(v):
                     continue

@@ -231,7 +231,7 @@ class Session(TorchDispatchMode):
                 recipe = Recipe(self.ledger, "", packed[0], packed[1], None, [], None)
                 storage = t.untyped_storage()
                 value = Value(recipe, 0, t, storage.nbytes(), slack)
-                recipe.values.append(value)
+                recipe.values.append(weakref.ref(value))
                 setattr(storage, NOTE, value)
                 self.ledger.packed_bytes += packed[1][0].nbytes
                 self.ledger.packed_from_bytes += storage.nbytes()
@@ -375,7 +375,7 @@ class Draft:
             raise Unsafe("inference tensor")
         source = note() if type(note) is weakref.ref else None
         if source is None or source.origin != tensor._version:
-            source = Source(tensor if tensor.grad_fn is None else alias(tensor), tensor._version)
+            source = Source(tensor if tensor.grad_fn is None else alias(tensor), tensor._version, source)
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()
             setattr(storage, NOTE, weakref.ref(source))
@@ -415,7 +415,7 @@ class Draft:
         recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
         for slot, t, storage, slack in made:
             value = Value(recipe, slot, t, storage.nbytes(), slack)
-            recipe.values.append(value)
+            recipe.values.append(weakref.ref(value))
             setattr(storage, NOTE, value)
         return ""
 
