@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -250,8 +251,8 @@ def model_flops(architecture: Architecture, layout: Layout, kernels: Kernels = M
     values = Layout(sequence=layout.sequence).values(architecture) | {"rho": 1}
     sequence = layout.sequence or architecture.sequence
     per_token: Any = Fraction(last_end(architecture, kernels).flops.at(values))
-    for kind in architecture.layer_kinds:
-        per_token += layer(architecture, kernels, kind).flops.at(values)
+    for kind, count in Counter(architecture.layer_kinds).items():
+        per_token += count * layer(architecture, kernels, kind).flops.at(values)
     return int(3 * per_token * layout.global_batch * sequence)
 
 
@@ -268,8 +269,7 @@ def menus_of(model: Model, rows: Rows, row: int, cluster: Cluster) -> dict[Kind,
             cluster,
             model.kernels.element_bytes,
         )
-        for kind, number in rows.layers.items()
-        if number[row]
+        for kind in rows.layers
     }
 
 
@@ -285,9 +285,10 @@ def choose_row(
     cluster: Cluster,
     budget_bytes: float,
     *,
+    menus: dict[Kind, tuple[Dish, ...]] | None = None,
     exact: bool = True,
 ) -> Choice | None:
-    """The cheapest recomputation of one stage under a budget, None if there is none."""
+    """The cheapest recomputation of one stage under a budget, None if there is none. `menus` spares looking them up."""
     held = {kind: number[row] for (kind, _), number in rows.held.items()}
     groups = [
         Group(kind, int(number[row]), float(held[kind] / number[row]))
@@ -296,7 +297,7 @@ def choose_row(
     ]
     fixed = counted.states[row] + counted.embedding[row] + counted.head[row] + counted.gathered[row]
     return choose(
-        menus_of(model, rows, row, cluster),
+        menus_of(model, rows, row, cluster) if menus is None else menus,
         groups,
         float(budget_bytes - fixed - counted.temporaries[row]),
         least_working=max(0.0, float(counted.loss[row] - counted.temporaries[row])),
@@ -308,7 +309,7 @@ def _over_budget(
     model: Model, rows: Rows, row: int, counted: Bytes, cluster: Cluster, budget_bytes: int
 ) -> BudgetError:
     menus = menus_of(model, rows, row, cluster)
-    lightest = {kind: dishes[-1] for kind, dishes in menus.items()}
+    lightest = {kind: dishes[-1] for kind, dishes in menus.items() if rows.layers[kind][row]}
     kinds = model.architecture.layer_kinds
     kept = sum(
         lightest[kind].kept_bytes * chunk.in_flight

@@ -16,10 +16,10 @@ import numpy as np
 
 from holdover.closed_form.architecture import Kind
 from holdover.closed_form.rates import Cluster, op_seconds
-from holdover.closed_form.tensors import INPUT, Layer, Op
+from holdover.closed_form.tensors import RESIDUAL, Layer, Op, Value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dish:
     """One way to treat a layer, for one micro-batch on one rank."""
 
@@ -55,11 +55,14 @@ class Choice:
     flops: float
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def menu(
     layer: Layer, items: tuple[tuple[str, Any], ...], tokens: int, cluster: Cluster, size: int
 ) -> tuple[Dish, ...]:
     """The layer's undominated dishes, most bytes first.
+
+    The residual stream after attention is all that the layer's two halves share, so each half is enumerated alone, with
+    and without that value being wanted by the second.
 
     Args:
         layer: the list.
@@ -70,30 +73,88 @@ def menu(
     """
     values = dict(items)
     ops = _useful(layer)
-    index = {op.name: position for position, op in enumerate(ops)}
-    sets = np.arange(2 ** len(ops), dtype=np.int64)
-    chosen = [(sets >> position) & 1 == 1 for position in range(len(ops))]
-    never = np.zeros(len(sets), dtype=bool)
-    kept_bytes, remade_bytes = np.zeros(len(sets)), np.zeros(len(sets))
-    sizes = {value.name: int(-(-value.rank_bytes.at(values) * tokens // 1)) for value in layer.values}
-    for value in layer.values:
-        made = chosen[index[value.op]] if value.op in index else never
-        needed = never | value.stored
-        for op in ops:
-            if value.name in op.inputs:
-                needed = needed | chosen[index[op.name]]
-        kept_bytes += np.where(needed & ~made, sizes[value.name], 0)
-        if value.stored:
-            remade_bytes += np.where(made, sizes[value.name], 0)
-    costs = [float(op_seconds([op], values, tokens, cluster, size).forward) for op in ops]
-    seconds = sum((np.where(run, cost, 0.0) for run, cost in zip(chosen, costs, strict=True)), np.zeros(len(sets)))
-    order = np.lexsort((remade_bytes, seconds, kept_bytes))
-    best = np.minimum.accumulate(np.concatenate([[np.inf], seconds[order][:-1]]))
-    front = order[seconds[order] < best]
-    return tuple(
-        _dish(layer, ops, int(chosen_set), sizes, float(seconds[chosen_set]), values, tokens)
-        for chosen_set in front[::-1]
+    costs = _Costs(
+        {value.name: int(-(-value.rank_bytes.at(values) * tokens // 1)) for value in layer.values},
+        {op.name: float(op_seconds([op], values, tokens, cluster, size).forward) for op in ops},
+        {op.name: float(op.flops.at(values)) * tokens for op in ops},
     )
+    cut = next(place for place, op in enumerate(ops) if op.name == layer.value(RESIDUAL).op) + 1
+    second_ops = {op.name for op in ops[cut:]}
+    first_values = [value for value in layer.values if value.op not in second_ops]
+    second_values = [value for value in layer.values if value.op in second_ops]
+    found: list[_Sets] = []
+    for wanted in (False, True):
+        second = _sets(ops[cut:], second_values, costs, frozenset())
+        takes = np.array([RESIDUAL in op.inputs for op in ops[cut:]])
+        asked = (second.chosen & takes).any(axis=1)
+        second = second.only(np.flatnonzero(asked == wanted)).front()
+        first = _sets(ops[:cut], first_values, costs, frozenset([RESIDUAL] if wanted else [])).front()
+        found.append(first.times(second))
+    best = found[0].plus(found[1]).front()
+    return tuple(_dish(layer, ops, best, number, costs) for number in range(len(best.seconds)))[::-1]
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Bytes of a layer's values, and seconds and FLOPs of its ops, by name."""
+
+    bytes: dict[str, int]
+    seconds: dict[str, float]
+    flops: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Sets of ops to run again: one row each, one column for each op."""
+
+    chosen: Any
+    kept: Any
+    remade: Any
+    seconds: Any
+
+    def only(self, rows: Any) -> _Sets:
+        return _Sets(self.chosen[rows], self.kept[rows], self.remade[rows], self.seconds[rows])
+
+    def front(self) -> _Sets:
+        """Those that no other beats in both bytes and seconds, fewest bytes first."""
+        order = np.lexsort((self.remade, self.seconds, self.kept))
+        best = np.minimum.accumulate(np.concatenate([[np.inf], self.seconds[order][:-1]]))
+        return self.only(order[self.seconds[order] < best])
+
+    def times(self, other: _Sets) -> _Sets:
+        """Each of these with each of the others, over other ops."""
+        left, right = (grid.ravel() for grid in np.indices((len(self.seconds), len(other.seconds))))
+        return _Sets(
+            np.hstack([self.chosen[left], other.chosen[right]]),
+            self.kept[left] + other.kept[right],
+            self.remade[left] + other.remade[right],
+            self.seconds[left] + other.seconds[right],
+        )
+
+    def plus(self, other: _Sets) -> _Sets:
+        """These and the others, over the same ops."""
+        return _Sets(
+            np.vstack([self.chosen, other.chosen]),
+            np.concatenate([self.kept, other.kept]),
+            np.concatenate([self.remade, other.remade]),
+            np.concatenate([self.seconds, other.seconds]),
+        )
+
+
+def _sets(ops: list[Op], values: list[Value], costs: _Costs, wanted: frozenset[str]) -> _Sets:
+    """Every set of ops, with what it keeps (of these values), makes again and costs. `wanted` is needed elsewhere."""
+    numbers = np.arange(2 ** len(ops))
+    chosen = (numbers[:, None] >> np.arange(len(ops))) & 1 == 1
+    column = {op.name: place for place, op in enumerate(ops)}
+    kept, remade = np.zeros(len(numbers)), np.zeros(len(numbers))
+    for value in values:
+        made = chosen[:, column[value.op]] if value.op in column else np.zeros(len(numbers), dtype=bool)
+        users = [column[op.name] for op in ops if value.name in op.inputs]
+        needed = chosen[:, users].any(axis=1) | value.stored | (value.name in wanted)
+        kept += (needed & ~made) * costs.bytes[value.name]
+        if value.stored:
+            remade += made * costs.bytes[value.name]
+    return _Sets(chosen, kept, remade, chosen @ np.array([costs.seconds[op.name] for op in ops]))
 
 
 def _useful(layer: Layer) -> list[Op]:
@@ -102,26 +163,22 @@ def _useful(layer: Layer) -> list[Op]:
     useful: list[Op] = []
     for op in reversed(layer.ops):
         outputs = {value.name for value in layer.values if value.op == op.name}
-        if outputs & needed and op.name != INPUT:
+        if outputs & needed:
             useful.append(op)
             needed |= set(op.inputs)
     return useful[::-1]
 
 
-def _dish(
-    layer: Layer, ops: list[Op], chosen: int, sizes: dict[str, int], seconds: float, values: dict[str, Any], tokens: int
-) -> Dish:
-    again = [op for position, op in enumerate(ops) if chosen >> position & 1]
+def _dish(layer: Layer, ops: list[Op], sets: _Sets, number: int, costs: _Costs) -> Dish:
+    again = [op for op, run in zip(ops, sets.chosen[number], strict=True) if run]
     names = {op.name for op in again}
     starts = {name for op in again for name in op.inputs}
-    kept = [v for v in layer.values if (v.stored or v.name in starts) and v.op not in names]
-    remade = [v for v in layer.stored if v.op in names]
     return Dish(
-        sum(sizes[v.name] for v in kept),
-        sum(sizes[v.name] for v in remade),
-        seconds,
-        float(sum(op.flops.at(values) for op in again)) * tokens,
-        tuple(v.name for v in kept),
+        int(sets.kept[number]),
+        int(sets.remade[number]),
+        float(sets.seconds[number]),
+        sum(costs.flops[op.name] for op in again),
+        tuple(v.name for v in layer.values if (v.stored or v.name in starts) and v.op not in names),
         tuple(op.name for op in again),
     )
 

@@ -1,8 +1,8 @@
 """Seconds of a layer's ops on a card: a roofline with stated efficiencies, not a measurement.
 
 A matrix product takes its FLOPs over the card's dense rate, an element-wise op its bytes over the memory's bandwidth, a
-collective its bytes over the link. Backward takes twice the products and twice the traffic of forward, and the same
-collectives. `docs/closed-form.md` sets the result beside the paper's measured layer.
+collective its bytes over the link. Backward takes twice the products and twice the traffic of forward; its collectives
+hide behind the weight gradients. `docs/closed-form.md` sets the result beside the paper's measured layer.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ class Seconds:
     products: Any
     traffic: Any
     collectives: Any
+    exchanges: Any
 
     @property
     def forward(self) -> Any:
         """Seconds of running it once."""
-        return self.products + self.traffic + self.collectives
+        return self.products + self.traffic + self.collectives + self.exchanges
 
     @property
     def backward(self) -> Any:
-        """Seconds of its backward."""
-        return 2 * (self.products + self.traffic) + self.collectives
+        """Seconds of its backward. Its tensor-parallel collectives run beside the weight gradients' products."""
+        exposed = np.maximum(0.0, self.collectives - self.products)
+        return 2 * (self.products + self.traffic) + exposed + self.exchanges
 
 
 def op_seconds(
@@ -92,7 +94,8 @@ def op_seconds(
     return Seconds(
         products,
         tokens * _float(traffic) / (cluster.card.bandwidth * cluster.memory),
-        tokens * (over_tensor + over_experts),
+        tokens * over_tensor,
+        tokens * over_experts,
     )
 
 

@@ -11,6 +11,9 @@ from holdover.closed_form.formula import Formula, symbols, total
 INPUT = "layer input"
 """Name of the value that enters a layer, and of the op that stands for its maker."""
 
+RESIDUAL = "attention residual"
+"""Name of the residual stream after attention, the only value that both halves of a layer use."""
+
 _t, _t_s, _t_e, _copies = symbols("t t_s t_e kv_copies")
 
 
@@ -89,7 +92,7 @@ class Op:
     """Its FLOPs are a fused attention's, which skips the masked half."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: layers are cached, and are the keys of other caches
 class Layer:
     """A layer (or an end of the model) as its values and ops, in forward order. Every total is a sum over them."""
 

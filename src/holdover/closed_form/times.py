@@ -37,7 +37,7 @@ def account_times(model: Model, rows: Rows, cluster: Cluster, bytes_of: Bytes, l
     """Seconds and FLOPs of every row, from the same lists."""
     size = model.kernels.element_bytes
     zeros = np.zeros(len(rows.stage))
-    parts = {"products": zeros, "traffic": zeros, "collectives": zeros}
+    parts = {"products": zeros, "traffic": zeros, "collectives": zeros, "exchanges": zeros}
     flops, replay, replay_flops = zeros, zeros, zeros
 
     def add(times: Seconds, weight: Array) -> None:
