@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdover.recompute.apply import install
+from holdover.recompute.inspect import inspect
 from holdover.recompute.rules import describe
 from holdover.recompute.script import call_key
 
@@ -62,7 +64,7 @@ def count(model: torch.nn.Module, args: Any, kwargs: Any = None, loss: Any = Non
     counting = Counting()
     counting.frame(model)
     state = torch.get_rng_state()
-    with counting:
+    with counting, torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # hooks save without a detach
         out = model(*args, **kwargs)
         if loss is not None:
             loss(out)
@@ -87,3 +89,70 @@ def replayable(name: str) -> bool:
 
 def script(model: torch.nn.Module, args: Any, kwargs: Any = None, policy: Policy = everything) -> Any:
     return script_of(count(model, args, kwargs), policy)
+
+
+def tensors_of(obj: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(obj) if isinstance(t, torch.Tensor)]
+
+
+def default_loss(out: Any) -> torch.Tensor:
+    parts = [t for t in tensors_of(out) if t.requires_grad]
+    return sum((t.abs() if t.is_complex() else t).square().sum() for t in parts)  # type: ignore[return-value]
+
+
+def step(model: torch.nn.Module, args: Any, kwargs: Any = None, loss: Any = None) -> dict[str, Any]:
+    """One forward and backward from a fixed seed, and all that can be compared afterwards."""
+    kwargs = kwargs or {}
+    torch.manual_seed(7)
+    out = model(*args, **kwargs)
+    (loss or default_loss)(out).backward()
+    return {
+        "out": [t.detach().clone() for t in tensors_of(out)],
+        **results(model, args, kwargs),
+    }
+
+
+def results(model: torch.nn.Module, args: Any = (), kwargs: Any = None) -> dict[str, Any]:
+    return {
+        "grads": {n: p.grad for n, p in model.named_parameters()},
+        "input grads": [t.grad for t in tensors_of((args, kwargs or {})) if t.is_leaf],
+        "buffers": {n: b.clone() for n, b in model.named_buffers()},
+        "rng": torch.get_rng_state(),
+    }
+
+
+def bytes_of(t: torch.Tensor) -> torch.Tensor:
+    """NaNs and the sign of zero count too."""
+    return t.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.is_sparse:
+            a, b = a.coalesce().to_dense(), b.coalesce().to_dense()
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bytes_of(a), bytes_of(b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert [k for k in a if not same(a[k], b[k])] == []
+
+
+def assert_exact(make: Callable[[], Any], policy: Policy = everything, loss: Any = None) -> Any:
+    """Plain and planned give the same step to the last bit. Returns what the plan did.
+
+    `make` gives a fresh seeded (model, args) or (model, args, kwargs).
+    """
+    model, args, *rest = make()
+    kwargs = rest[0] if rest else {}
+    expected = step(model, args, kwargs, loss)
+    model, args, *rest = make()
+    kwargs = rest[0] if rest else {}
+    install(model, script(model, args, kwargs, policy))
+    assert_same(expected, step(model, args, kwargs, loss))
+    return inspect(model)

@@ -77,7 +77,7 @@ class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
 
     def __enter__(self) -> None:
         self.grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)  # some kernels ask, and make less without (oneDNN's recurrent layers)
+        torch._C._set_grad_enabled(True)  # kernels may ask (oneDNN's recurrent layers do); recipes made without say so
         self.autograd = torch._C._AutoDispatchBelowADInplaceOrView()
         self.autocast = torch._C._DisableAutocast()
         self.autograd.__enter__()

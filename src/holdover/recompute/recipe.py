@@ -164,9 +164,12 @@ class Recipe:
         values: what it makes that somebody may ask for, weakly: a cycle would keep pins until the collector comes.
         claims: the sum of its values' claims. While there are none, it makes no claims on its inputs.
         finished: the pass in which it has run, or turned out not to be needed.
+        grad: whether gradients were on; some kernels ask.
     """
 
-    __slots__ = ("args", "claims", "draw", "finished", "function", "inputs", "kwargs", "ledger", "name", "values")
+    __slots__ = (
+        "args", "claims", "draw", "finished", "function", "grad", "inputs", "kwargs", "ledger", "name", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -183,28 +186,35 @@ class Recipe:
         self.values: list[weakref.ref[Value]] = []
         self.claims = 0
         self.finished = NO_PASS
+        self.grad = torch.is_grad_enabled()
 
     def run(self, replay: Replay) -> list[Any]:
         """Run the op again: its results, then the written arguments, last one first, so that slot ~n is the n-th."""
         written: list[torch.Tensor] = []
         args = [self._argument(a, replay, written) for a in self.args]
         kwargs = {k: self._argument(a, replay, written) for k, a in self.kwargs.items()} if self.kwargs else {}
-        draw = self.draw
-        if draw is None:
-            out = self.function(*args, **kwargs)
-        elif draw.argument:
-            kwargs[draw.argument] = draw.private()
-            out = self.function(*args, **kwargs)
+        if self.grad:
+            out = self._call(args, kwargs)
         else:
-            generator = default_generator(draw.device)
-            now = generator.get_state()
-            generator.set_state(draw.state)
-            try:
-                out = self.function(*args, **kwargs)
-            finally:
-                generator.set_state(now)
+            with torch.no_grad():
+                out = self._call(args, kwargs)
         written.reverse()
         return [*flat(out), *written]
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        draw = self.draw
+        if draw is None:
+            return self.function(*args, **kwargs)
+        if draw.argument:
+            kwargs[draw.argument] = draw.private()
+            return self.function(*args, **kwargs)
+        generator = default_generator(draw.device)
+        now = generator.get_state()
+        generator.set_state(draw.state)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            generator.set_state(now)
 
     def _argument(self, a: Any, replay: Replay, written: list[torch.Tensor]) -> Any:
         kind = type(a)
