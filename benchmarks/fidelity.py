@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=PRECISIONS, action="append")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(f"{'model':14} {'optimizer':14} {'precision':10} {'estimated':>11} {'measured':>11} {'error':>9} {'seconds':>8}")
+    print(f"{'model':14} {'optimizer':14} {'precision':10} {'estimated':>11} {'measured':>11} {'error':>9}  seconds")
     wrong = 0
     for name in chosen.models or ZOO:
         for precision in chosen.precision or PRECISIONS:
@@ -72,9 +72,10 @@ def main() -> int:
                 measured = real_peak(example, OPTIMIZERS[optimizer](model.parameters()), precision)
                 error = estimate.peak_bytes / measured - 1
                 wrong += abs(error) > TOLERANCE
+                mark = "  <--" if abs(error) > TOLERANCE else ""
                 print(
                     f"{name:14} {optimizer:14} {precision:10} {format_bytes(estimate.peak_bytes):>11} "
-                    f"{format_bytes(measured):>11} {error:>+9.3%} {seconds:>8.2f}{'  <--' if abs(error) > TOLERANCE else ''}",
+                    f"{format_bytes(measured):>11} {error:>+9.3%} {seconds:>8.2f}{mark}",
                     flush=True,
                 )
                 for line in estimate.uncertainties:

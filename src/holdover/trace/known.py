@@ -8,6 +8,7 @@ that such a question gets the true answer, while activations stay without memory
 from __future__ import annotations
 
 import weakref
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,21 +43,22 @@ class KnownValues:
             return tensor  # a constant from `torch.tensor(...)` is not fake yet
         return None
 
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """After an op on fake tensors: learn its results if all that it reads is known."""
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        packet = op_name(func).split(".")[1] if "." in op_name(func) else ""
-        if packet in CONSTANTS_LIKE:
-            real = self._compute(func, args, kwargs, out) if small(out) else None
-        elif (inputs and all(self.of(t) is not None for t in inputs)) or (not inputs and packet in CONSTANTS):
-            real = self._compute(func, args, kwargs, out) if small(out) and not is_random(func) else None
-        else:
-            real = None
-        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+    def follow(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], out: Any) -> None:
+        """After an op on fake tensors (`tensors` among its arguments): learn its results if all it reads is known."""
+        packet = packet_name(func)
+        if packet not in CONSTANTS_LIKE:
+            known = sum(self.of(t) is not None for t in tensors)
+            if known == 0 and (tensors or packet not in CONSTANTS):
+                return  # the common case: nothing known comes in, so nothing known is written over either
+            if known < len(tensors) or is_random(func):
+                self._forget_written(func, args, kwargs)
+                return
+        real = self._compute(func, args, kwargs) if small(out) else None
         if real is None:
             self._forget_written(func, args, kwargs)
             return
-        for fake, value in zip(results, (t for t in tree_leaves(real) if isinstance(t, torch.Tensor)), strict=True):
+        fakes, values = ([t for t in tree_leaves(o) if isinstance(t, torch.Tensor)] for o in (out, real))
+        for fake, value in zip(fakes, values, strict=True):
             if isinstance(fake, FakeTensor):
                 self.learn(fake, value)
 
@@ -74,7 +76,7 @@ class KnownValues:
 
         return tree_map_only(torch.Tensor, as_fake, real)
 
-    def _compute(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return self._run(func, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError, IndexError):  # for example another device
@@ -100,6 +102,12 @@ class KnownValues:
                     stale = [k for k, (_, r) in self._real.items() if r.untyped_storage()._cdata == memory]
                     for key in stale:
                         del self._real[key]
+
+
+@cache
+def packet_name(func: Any) -> str:
+    name = op_name(func)
+    return name.split(".")[1] if "." in name else ""
 
 
 def few(tensor: torch.Tensor) -> bool:

@@ -28,6 +28,7 @@ PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 """Namespaces whose kernels are known to touch nothing but their arguments."""
 
 
+@cache
 def op_name(op: Any) -> str:
     """`aten.addmm.default` for an overload, the plain name for a higher-order op.
 

@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
         trace.ops.append(op)
         trace.events.append((Event.OP, number))
 
-        out = self.run(func, args, kwargs)
+        out = self.run(func, args, kwargs, tensors)
 
         if self.corrections is not None:
             out = self.corrected(out, signature)
@@ -265,7 +265,7 @@ class Recorder(TorchDispatchMode):
             self.trace.events.append((Event.PASS, task))
         return task != -1
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """Call the op; where fake tensors cannot answer, and the values are known, answer for them."""
         if self.known is None:
             return func(*args, **kwargs)
@@ -276,7 +276,7 @@ class Recorder(TorchDispatchMode):
             if out is NotImplemented:
                 raise
             return out
-        self.known.follow(func, args, kwargs, out)
+        self.known.follow(func, args, kwargs, tensors, out)
         return out
 
     def written(self, func: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, bool]]:
