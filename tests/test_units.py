@@ -44,7 +44,7 @@ def test_sizes_are_read(text: int | str, nbytes: int) -> None:
         ("2k", "'2k' can be read in two ways: write 2KiB (2,048 bytes) or 2kB (2,000 bytes)"),
         (
             "3 ell",
-            "unknown unit 'parsecs' in '3 ell': the units are B, KiB, MiB, GiB, TiB and kB, KB, MB, GB, TB",
+            "unknown unit 'ell' in '3 ell': the units are B, KiB, MiB, GiB, TiB and kB, KB, MB, GB, TB",
         ),
         ("1.5", "'1.5' is not a whole number of bytes: give it a unit, such as 1.5GiB"),
         ("", "cannot read '' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096"),

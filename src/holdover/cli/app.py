@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import holdover
+from holdover.cli.closed_form import closed_form
 from holdover.cli.demo import demo
 from holdover.cli.estimate import estimate
 from holdover.cli.plan import plan
@@ -40,5 +41,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, verify, demo):
+for command in (estimate, plan, verify, closed_form, demo):
     app.command()(command)

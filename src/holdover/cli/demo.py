@@ -75,7 +75,7 @@ class DemoResult:
 
 @fails_politely
 def demo(
-    steps: Annotated[int, typer.Option("--steps", min=3, help="Training steps of each run.")] = 40,
+    steps: Annotated[int, typer.Option("--steps", min=3, help="Training steps of each run.")] = 36,
     as_json: JsonOption = False,
 ) -> None:
     """Train a small GPT on real text twice, plain and under a plan, and compare everything."""
