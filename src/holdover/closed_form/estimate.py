@@ -17,14 +17,14 @@ from holdover.closed_form.layout import Layout
 from holdover.closed_form.optimal import Choice, Dish, Group, choose, menu
 from holdover.closed_form.parameters import States, unique_parameters
 from holdover.closed_form.pipeline import in_flight
-from holdover.closed_form.rates import Cluster
+from holdover.closed_form.rates import Cluster, cluster_of
 from holdover.closed_form.recompute import Recompute
 from holdover.closed_form.times import account_times, step_times
 from holdover.cost.devices import card
 from holdover.errors import BudgetError
 from holdover.units import format_bytes
 
-DEFAULT_CLUSTER = Cluster(card=card("h100-80gb"), network=50e9)
+DEFAULT_CLUSTER = cluster_of(card("h100-80gb"))
 
 
 @dataclass(frozen=True)
@@ -320,14 +320,14 @@ def _over_budget(
     parts = {
         "weights, gradients, optimizer": int(counted.states[row]),
         "layer inputs": kept,
-        "one layer's backward": replay + int(counted.temporaries[row]),
-        "embedding, head and loss": int(counted.embedding[row] + counted.head[row] + counted.loss[row]),
+        "kept by embedding and head": int(counted.embedding[row] + counted.head[row]),
+        "a layer's backward or the loss": max(replay + int(counted.temporaries[row]), int(counted.loss[row])),
         "gathered weights": int(counted.gathered[row]),
     }
     floor = sum(parts.values())
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return BudgetError(
-        f"stage {int(rows.stage[row])} needs about {format_bytes(floor)} even with everything recomputed, and the "
+        f"stage {int(rows.stage[row])} needs {format_bytes(floor)} even with everything recomputed, and the "
         f"budget is {format_bytes(budget_bytes)}: {listed}. Raise --tp or --pp, share states with --zero, or lower "
         f"--micro-batch",
         floor_bytes=floor,

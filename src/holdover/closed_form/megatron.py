@@ -193,12 +193,12 @@ def megatron_estimate(
     per_parameter = 6 + 12 / layout.dp if shared else 18.0
     block = sum(_layer_parameters(architecture, kind == "moe") for kind in architecture.layer_kinds)
     norm = h if architecture.norm == "rmsnorm" else 2 * h
-    shard = (block + norm) / p + v * h
+    shard: float = (block + norm) / p + v * h
     if not architecture.tied and p == 1:
         shard += v * h
     selective = layout.sequence_parallel and recompute.granularity == "selective"
     layer_bytes = s * b * h * ((18 + 4 * f / h) if selective else (10 + 24 / t))
-    total = layer_bytes * architecture.layers + 8 * s * b * p + s * b * h * p
+    total: float = layer_bytes * architecture.layers + 8 * s * b * p + s * b * h * p
     if layout.virtual > 1:
         total *= 1 + (p - 1) / (p * layout.virtual)
     elif p > 1:
@@ -215,19 +215,19 @@ def megatron_estimate(
 
 
 def _layer_parameters(architecture: Architecture, moe: bool) -> float:
-    h, gated = architecture.hidden, 1.5 if architecture.gated else 1
+    h, gated = architecture.hidden, 1.5 if architecture.gated else 1.0
     norm = 1 if architecture.norm == "rmsnorm" else 2
     if architecture.latent:
         x, a = architecture.latent, architecture.heads
         key = x.nope_dim + x.rope_dim
         query = x.query_rank * (h + a * key + norm) if x.query_rank else h * a * key
         kv = x.kv_rank * (h + a * (x.nope_dim + x.value_dim) + norm) + h * x.rope_dim
-        attention = query + kv + a * x.value_dim * h
+        attention: float = query + kv + a * x.value_dim * h
     else:
         ratio = architecture.head_dim * architecture.heads / h
         attention = 2 * h * h * (1 + architecture.kv_heads / architecture.heads) * ratio
     if moe and architecture.experts:
-        width = (architecture.experts.ffn * architecture.experts.count + architecture.experts.shared_ffn) * gated
+        width: float = (architecture.experts.ffn * architecture.experts.count + architecture.experts.shared_ffn) * gated
     else:
         width = architecture.ffn * gated
     return 2 * h * (width + norm) + attention

@@ -46,6 +46,12 @@ class Cluster:
         return self.link * np.where(np.asarray(ranks) <= self.per_node, self.card.peer_link, self.network)
 
 
+def cluster_of(card: Card) -> Cluster:
+    """Nodes of eight of a card, with the network usual for its time: 400 Gb/s a card from Hopper on, else 200."""
+    recent = card.capability is None or card.capability >= (9, 0)
+    return Cluster(card=card, network=50e9 if recent else 25e9)
+
+
 @dataclass(frozen=True)
 class Seconds:
     """A time in its parts. Each is a number, or an array over layouts."""

@@ -201,7 +201,7 @@ def sweep(
                 float(steps.replay_seconds[index]),
                 float(mfu[index]),
             )
-            for index in np.flatnonzero((peaks <= budget) & useful)
+            for index in np.flatnonzero((peaks <= budget) & useful).tolist()
         ]
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.peak_bytes))
     return Sweep(len(layouts) * len(settings), len(layouts), tuple(fitting), int(lightest))
