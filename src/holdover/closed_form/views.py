@@ -240,7 +240,8 @@ def _work(found: ClosedForm, step_seconds: float | None) -> str:
         f"{found.model_flops / 1e15:,.1f} PFLOP a step, {found.hardware_flops / 1e15:,.1f} with recomputation "
         f"({format_share(more, sign=True)})",
         f"Modelled step {format_seconds(found.step_seconds)}: recomputation "
-        f"{format_share(found.extra_time, sign=True)}, idle pipeline {format_share(idle)}, MFU {format_share(found.mfu())}",
+        f"{format_share(found.extra_time, sign=True)}, idle pipeline {format_share(idle)}, "
+        f"MFU {format_share(found.mfu())}",
     ]
     if step_seconds:
         lines.append(
