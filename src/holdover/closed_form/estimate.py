@@ -118,6 +118,16 @@ class ClosedForm:
         """Recomputation's part of the step, over the step without it."""
         return self.replay_seconds / (self.step_seconds - self.replay_seconds)
 
+    @property
+    def paper_hardware_flops(self) -> int:
+        """Hardware FLOPs as the paper's Eq. 8 counts them.
+
+        Selective recomputation runs attention's forward again; Eq. 8 charges it like forward and backward, three times
+        as much, and so do the HFU figures that the paper publishes.
+        """
+        times = 3 if self.recompute.granularity == "selective" else 1
+        return self.model_flops + times * (self.hardware_flops - self.model_flops)
+
     def mfu(self, step_seconds: float | None = None) -> float:
         """Model FLOPs utilisation.
 
@@ -152,6 +162,7 @@ class ClosedForm:
             "stages": [_plain(stage) | {"total_bytes": stage.total_bytes} for stage in self.stages],
             "model_flops": self.model_flops,
             "hardware_flops": self.hardware_flops,
+            "paper_hardware_flops": self.paper_hardware_flops,
             "step_seconds": self.step_seconds,
             "replay_seconds": self.replay_seconds,
             "bubble_seconds": self.bubble_seconds,
