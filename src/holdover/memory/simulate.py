@@ -21,10 +21,14 @@ SMALL_PIN_BYTES = 1 << 12
 
 @dataclass(frozen=True)
 class Choices:
-    """What a plan does to one trace: ops that leave a recipe, and values that are kept packed (with their bytes)."""
+    """What a plan does to one trace: ops that leave a recipe, and values that are kept packed (with their bytes).
+
+    Without `with_loss` it is in force inside the model's calls only: what the loss saves is held as in plain PyTorch.
+    """
 
     recompute: frozenset[int] = frozenset()
     pack: Mapping[int, int] = field(default_factory=dict)
+    with_loss: bool = False
 
 
 NOTHING = Choices()
@@ -78,6 +82,12 @@ def simulate(
         second.run(stop=first.peak_moment)
         return second.timeline(first)
     return first.timeline(first)
+
+
+def as_holder(trace: Trace, kind: Event, slot: int) -> tuple[Event | None, int]:
+    """A slot that no plan reaches is one more holder of its storage; being asked for changes nothing."""
+    storage = trace.values[trace.slots[slot].value].storage
+    return {Event.PACK: Event.HOLD, Event.RELEASE: Event.DROP}.get(kind), storage
 
 
 class _Recipe:
@@ -182,7 +192,14 @@ class _Walk:
             Event.PASS: self.on_pass,
         }  # fmt: skip
         for kind, number in self.trace.events:
+            if Event.PACK <= kind <= Event.RELEASE and self.is_outside(number):
+                kind, number = as_holder(self.trace, kind, number)
+                if kind is None:
+                    continue
             act[kind](number)
+
+    def is_outside(self, slot: int) -> bool:
+        return self.trace.slots[slot].call == 0 and not self.choices.with_loss
 
     def on_op(self, number: int) -> None:
         op = self.trace.ops[number]

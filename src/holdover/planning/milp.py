@@ -11,8 +11,9 @@ backward is over.
                y_v,s <= y_v,s'         s' a stage whose backward comes earlier than that of s
                base(t) + kept(t) + pinned(t) + replayed(t) <= budget    at every moment t
 
-Intervals are on the safe side: a replayed value counts from the first moment that anything made from it in its stage
-might be asked for. The rows of the last kind are added where a solution breaks them, until none does.
+When a recorded op is replayed depends on what else is recorded. At first intervals are on the safe side: a replayed
+value counts from the first moment that anything made from it in its stage might be asked for, until the last. Given a
+solution, the model can be built again with the moments that follow from it, which is exact around that solution. The rows of the last kind are added where a solution breaks them, until none does.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ class Model:
 
 
 def build_model(
-    problem: Problem, stages: Mapping[int, int], classes: Mapping[int, object] | None = None
-) -> Model:
-    """The program for one partition; ops of one class share their variable."""
+    problem: Problem, stages: Mapping[int, int], classes: Mapping[int, object] | None = None,
+    assumed: frozenset[int] | None = None,
+) -> Model:  # fmt: skip
+    """The program for one partition; ops of one class share their variable, `assumed` is a solution to be near to."""
     trace, needs = problem.trace, problem.needs
     column: dict[int, int] = {}
     by_class: dict[object, int] = {}
@@ -91,7 +93,7 @@ def build_model(
                 changes[column[o]].append((first, last, -need.nbytes))
     late: dict[int, int] = defaultdict(lambda: -1)
     for number_of_pass in problem.passes:
-        early, last_asked = replay_times(problem, stages, number_of_pass)
+        early, last_asked = replay_times(problem, stages, number_of_pass, assumed)
         for o in problem.eligible:
             if early[o] >= NEVER:
                 continue
@@ -111,15 +113,24 @@ def build_model(
 
 
 def replay_times(
-    problem: Problem, stages: Mapping[int, int], number_of_pass: int
+    problem: Problem, stages: Mapping[int, int], number_of_pass: int, assumed: frozenset[int] | None
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """The earliest and the latest position at which one backward pass may replay an op, by what its stage asks for."""
+    """The earliest and the latest position at which one backward pass may replay an op, by what its stage asks for.
+
+    If the ops recorded beside it are `assumed` to be known, the two are the same.
+    """
     early: dict[int, int] = {}
     late: dict[int, int] = {}
     for o in reversed(problem.eligible):
         asks = [problem.needs[v].asks.get(number_of_pass) for v in problem.saved_outputs(o)]
         own = [a.first for a in asks if a is not None]
         readers = [c for v in problem.trace.ops[o].outputs for c in problem.readers.get(v, ()) if stages[c] == stages[o]]
+        if assumed is not None:
+            sure = [early[c] for c in readers if c in assumed]
+            maybe = [early[c] for c in readers if early[c] < NEVER]
+            early[o] = min([*own, *sure]) if own or sure else min(maybe, default=NEVER)
+            late[o] = early[o] if early[o] < NEVER else -1
+            continue
         early[o] = min([*own, *(early[c] for c in readers)], default=NEVER)
         late[o] = max(own) if own else max([late[c] for c in readers if early[c] < NEVER], default=-1)
     return early, late

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdover.memory.simulate import as_holder
 from holdover.trace.graph import Category, Event, Phase, Trace
 
 NEVER = 1 << 60
@@ -73,6 +74,7 @@ class Problem:
     step_seconds: float
     maker: dict[int, int] = field(default_factory=dict)  # value -> eligible op that makes it
     passes: tuple[int, ...] = ()  # runs of autograd's engine that ask for anything
+    with_loss: bool = False
 
     def saved_outputs(self, op: int) -> Iterable[int]:
         return (v for v in self.trace.ops[op].outputs if self.needs[v].saved)
@@ -92,7 +94,7 @@ def candidates(trace: Trace, *, with_loss: bool) -> tuple[int, list[int]]:
             trace.values[v].escapes for v in op.outputs
         ):
             able[op.id] = op
-    saved = {slot.value for slot in trace.slots}
+    saved = {slot.value for slot in trace.slots if slot.call or with_loss}
     wanted: set[int] = set()
     for number in sorted(able, reverse=True):
         op = able[number]
@@ -113,7 +115,7 @@ def build(
     able = set(eligible)
     maker = {v: o for o in eligible for v in trace.ops[o].outputs}
     needs = {v.id: Need(trace.storages[v.storage].nbytes) for v in trace.values}
-    base = _walk(trace, positions, maker, needs, workspace)
+    base = _walk(trace, positions, maker, needs, workspace, with_loss=with_loss)
     readers: dict[int, list[int]] = defaultdict(list)
     for o in eligible:
         for v in trace.ops[o].inputs:
@@ -122,7 +124,7 @@ def build(
     seconds = sum(cost.get(trace.ops[n].signature, 0.0) for n in numbers)
     per_op = {o: cost.get(trace.ops[o].signature, 0.0) for o in able}
     passes = tuple(sorted({p for n in needs.values() for p in n.asks}))
-    return Problem(trace, positions, eligible, per_op, base, needs, readers, start, seconds, maker, passes)
+    return Problem(trace, positions, eligible, per_op, base, needs, readers, start, seconds, maker, passes, with_loss)
 
 
 def _walk(
@@ -131,6 +133,8 @@ def _walk(
     maker: Mapping[int, int],
     needs: Mapping[int, Need],
     workspace: Mapping[int, int],
+    *,
+    with_loss: bool,
 ) -> np.ndarray:
     """Fill `needs` and return the base curve.
 
@@ -150,6 +154,10 @@ def _walk(
             base[at] = max(base[at], now + extra)
 
     for kind, number in trace.events:
+        if Event.PACK <= kind <= Event.RELEASE and trace.slots[number].call == 0 and not with_loss:
+            kind, number = as_holder(trace, kind, number)
+        if kind is None:
+            continue
         if kind is Event.OP:
             op = trace.ops[number]
             at = positions.get(number, -1)

@@ -18,6 +18,13 @@ from holdover.planning.stages import partitions
 from holdover.trace.graph import Trace
 
 
+TIE_ABOVE = 600
+"""Eligible ops from which on equal ops of equal blocks are decided together."""
+
+ROUNDS = 3
+"""How often a partition's model is built again near its last solution."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A set of recorded ops of the step planned for, what its peak is over all steps, and what its replays cost."""
@@ -59,59 +66,83 @@ class Search:
     def choices(self, recorded: Iterable[int]) -> Choices:
         ops = frozenset(o for r in recorded for o in self.everywhere[r])
         made = {v for o in ops for v in self.trace.ops[o].outputs}
-        return Choices(ops, {v: n for v, n in self.pack.items() if v not in made})
+        return Choices(ops, {v: n for v, n in self.pack.items() if v not in made}, self.problem.with_loss)
 
-    def models(self) -> list[milp.Model]:
+    def parts(self) -> list[dict[int, int]]:
         if self._parts is None:
             self._parts = partitions(self.problem)
-        tied = len(self.problem.eligible) > 600
-        return [milp.build_model(self.problem, p, classes_of(self.problem, p) if tied else None) for p in self._parts]
+        return self._parts
+
+    def model(self, part: Mapping[int, int], near: Candidate | None = None) -> milp.Model:
+        tied = classes_of(self.problem, part) if len(self.problem.eligible) > TIE_ABOVE else None
+        return milp.build_model(self.problem, part, tied, near.recorded if near is not None else None)
 
     def lowest(self) -> Candidate:
         """The lowest peak found over all partitions, made lower still by single changes at the peak."""
         until = time.monotonic() + self.seconds
         best = self.judge(())
-        for model in self.models():
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            found = self.judge(milp.lowest(model, time_limit=min(left, 5.0)).recorded)
-            best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
-        best = self.lower(best, time.monotonic() + self.seconds / 4)
-        return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 4)
+        for part in self.parts():
+            near: Candidate | None = None
+            for _ in range(ROUNDS):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                found = self.judge(milp.lowest(self.model(part, near), time_limit=min(left, 5.0)).recorded)
+                best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
+                if near is not None and found.peak_bytes >= near.peak_bytes:
+                    break
+                near = found
+        best = self.lower(best, time.monotonic() + self.seconds / 8)
+        return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 8)
 
     def cheapest(self, budget: int, floor: Candidate) -> Candidate:
         """The cheapest plan found whose simulated peak is at most `budget`; `floor` is one that meets it."""
         best = floor
-        plain = self.judge(())
-        if plain.peak_bytes <= budget:
-            return plain
         until = time.monotonic() + self.seconds
-        for model in self.models():
-            target, low = float(budget), 0.0
-            for _ in range(6):
-                left = until - time.monotonic()
-                if left <= 0:
+        for part in self.parts():
+            near: Candidate | None = None
+            for _ in range(ROUNDS):
+                if time.monotonic() > until:
                     break
-                solution = milp.solve(model, target, time_limit=min(left, 5.0))
-                if solution is None:
-                    if target >= budget * 1.2:
-                        break
-                    target *= 1.05  # the model is on the safe side: what it calls impossible may well fit
-                    continue
-                found = self.judge(solution.recorded)
-                if found.peak_bytes <= budget:
-                    best = min(best, found, key=lambda c: (c.seconds, c.peak_bytes))
-                    slack = budget - found.peak_bytes
-                    if slack < 0.005 * budget or target <= low:
-                        break
-                    low = target
-                    target += slack
-                else:
-                    target -= (found.peak_bytes - budget) * 1.02
-                    if target <= low:
-                        break
-        return self.cheaper(best, budget, time.monotonic() + self.seconds / 4)
+                found = self.within(self.model(part, near), budget, until)
+                if found is None:
+                    break
+                best = min(best, found, key=lambda c: (c.seconds, c.peak_bytes))
+                if near is not None and found.seconds >= near.seconds:
+                    break
+                near = found
+        return self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
+
+    def within(self, model: milp.Model, budget: int, until: float) -> Candidate | None:
+        """Solve at a moving target until the simulated peak just meets the budget."""
+        best: Candidate | None = None
+        target, low, high = float(budget), 0.0, float("inf")
+        for _ in range(6):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            solution = milp.solve(model, target, time_limit=min(left, 5.0))
+            if solution is None:  # the model is on the safe side: what it calls impossible may well fit
+                low = max(low, target)
+                target = target * 1.05 if high == float("inf") else (low + high) / 2
+                if target > budget * 1.2:
+                    break
+                continue
+            found = self.judge(solution.recorded)
+            slack = budget - found.peak_bytes
+            if slack >= 0:
+                if best is None or found.seconds < best.seconds:
+                    best = found
+                low = max(low, target)
+                if slack < 0.005 * budget:
+                    break
+                target = min(target + slack, (target + high) / 2)
+            else:
+                high = min(high, target)
+                target = max(target + slack * 1.02, (low + high) / 2 if low else 0.0)
+            if high - low < 0.002 * budget:
+                break
+        return best
 
     def cheaper(self, start: Candidate, budget: int, until: float) -> Candidate:
         """Keep outputs again, the dearest first, as long as the peak stays within `budget`."""
