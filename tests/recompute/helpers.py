@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdover.recompute._torch import yielding_to_transforms
 from holdover.recompute.apply import install
 from holdover.recompute.inspect import inspect
 from holdover.recompute.rules import describe
@@ -58,13 +59,23 @@ class Counting(TorchDispatchMode):
         return run
 
 
+class IdentityHooks:
+    """Autograd saves without a `detach` of its own under hooks, so ops are counted under hooks."""
+
+    yields_to_transforms = True
+
+    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
 def count(model: torch.nn.Module, args: Any, kwargs: Any = None, loss: Any = None) -> dict[str, dict[int, str]]:
     """Call key -> index -> op name, of one forward (and loss) on copies."""
     model, args, kwargs = copy.deepcopy((model, args, kwargs or {}))
     counting = Counting()
     counting.frame(model)
     state = torch.get_rng_state()
-    with counting, torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # hooks save without a detach
+    hooks = IdentityHooks()
+    with counting, yielding_to_transforms(), torch.autograd.graph.saved_tensors_hooks(hooks.same, hooks.same):
         out = model(*args, **kwargs)
         if loss is not None:
             loss(out)

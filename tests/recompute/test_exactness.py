@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.recompute.helpers import assert_exact, script, step
 from torch import nn
 
 from holdover.recompute.apply import install
-from tests.recompute.helpers import assert_exact, script, step
 
 WIDTH = 8
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.recompute.helpers import assert_same, results, script
 from torch import nn
 
 from holdover import ReplayError
 from holdover.recompute.apply import install, session
 from holdover.recompute.inspect import inspect
-from tests.recompute.helpers import assert_same, results, script
 
 N = 20_000  # more than the 64 KiB under which inputs are copied
 
@@ -380,6 +380,6 @@ def test_results_compare(live: Live) -> None:
 
 def assert_hooks_are_off() -> None:
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-    from holdover.recompute.recorder import RUNNING  # noqa: PLC0415
+    from holdover.recompute.recorder import RUNNING
 
     assert RUNNING.session is None

@@ -16,6 +16,7 @@ from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import OUTSIDE, ROOT, Compiled, Script
 
 MISSING = object()
+REPLICATE = "_replicate_for_data_parallel"
 
 
 class Installation:
@@ -93,6 +94,15 @@ class Framed:
         module = self._module()
         return type(module).forward.__get__(module)  # type: ignore[union-attr, no-any-return]
 
+    def replicate(self) -> torch.nn.Module:
+        """In place of the module's `_replicate_for_data_parallel`, whose replicas would run this module's forward."""
+        module = self._module()
+        replica: torch.nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[union-attr,arg-type]
+        del replica.__dict__[REPLICATE]
+        inner = self.inner if self.overridden else MISSING
+        replica.__dict__["forward"] = Framed(replica, self.path, self.installation, inner)
+        return replica
+
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._forward())
@@ -155,8 +165,9 @@ def framed_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 def attach(model: torch.nn.Module, installation: Installation) -> None:
     """Give every module a frame."""
     for path, module in list(framed_modules(model)):
-        own = module.__dict__.get("forward", MISSING)
-        module.__dict__["forward"] = Framed(module, path, installation, own)
+        frame = Framed(module, path, installation, module.__dict__.get("forward", MISSING))
+        module.__dict__["forward"] = frame
+        module.__dict__[REPLICATE] = frame.replicate
 
 
 def detach(model: torch.nn.Module, installation: Installation) -> None:
@@ -173,6 +184,8 @@ def detach(model: torch.nn.Module, installation: Installation) -> None:
             module.__dict__["forward"] = frame.inner
         else:
             del module.__dict__["forward"]
+        if not isinstance(module.__dict__.get("forward"), Framed):
+            module.__dict__.pop(REPLICATE, None)
 
 
 def installation_of(model: torch.nn.Module) -> Installation | None:

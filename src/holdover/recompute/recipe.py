@@ -64,16 +64,12 @@ NO_PASS = -1
 
 
 class Source:
-    """A pin: one content of a kept storage, shared by all recipes that read it.
+    """A pin: one content of a kept storage, shared by the recipes of one session that read it."""
 
-    Views that came apart from their base (`unsafe_split`) count versions of their own, so that one content may have
-    several pins: `other` is the one made before.
-    """
+    __slots__ = ("__weakref__", "ledger", "nbytes", "origin", "tensor", "version")
 
-    __slots__ = ("__weakref__", "nbytes", "origin", "other", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor, version: int, other: Source | None) -> None:
-        self.tensor, self.origin, self.other = tensor, version, other
+    def __init__(self, tensor: torch.Tensor, version: int, ledger: Ledger) -> None:
+        self.tensor, self.origin, self.ledger = tensor, version, ledger
         self.version: int | None = version  # None: the copy is ours
         self.nbytes = tensor.untyped_storage().nbytes()
 
@@ -81,8 +77,6 @@ class Source:
         """Let go of the storage, which is about to be written to, for a copy of it."""
         if self.version is not None:
             self.tensor, self.version = copy_with_storage(self.tensor.detach()), None
-        if self.other is not None:
-            self.other.copy_on_write()
 
     def changed(self) -> str:
         """What happened to the content since it was pinned; "" if nothing did."""
@@ -91,6 +85,22 @@ class Source:
         if self.tensor.untyped_storage().nbytes() < self.nbytes:
             return "had its memory freed"
         return ""
+
+
+class Pins(list["weakref.ref[Source]"]):
+    """The pins of one storage's present content: of several sessions, and of views that count versions apart."""
+
+    def find(self, version: int, ledger: Ledger) -> Source | None:
+        """The pin that this session made of the content at that version."""
+        for ref in self:
+            source = ref()
+            if source is not None and source.origin == version and source.ledger is ledger:
+                return source
+        return None
+
+    def add(self, source: Source) -> None:
+        self[:] = [ref for ref in self if ref() is not None]
+        self.append(weakref.ref(source))
 
 
 class Value:
@@ -405,23 +415,24 @@ class Ledger:
                 if not uses[v]:
                     held.pop(v, None)
                     owned.discard(v)
-            for v in map(_deref, recipe.values):
-                if v is None:
-                    continue
-                wanted = task != NO_PASS and v.wanted(task)
-                if not wanted and not uses.get(v):
-                    continue
-                tensor = results[v.slot]
-                if recipe.name:
-                    self.replayed_bytes += v.nbytes
-                if uses.get(v):
-                    held[v] = tensor
-                    owned.add(v)
-                if wanted:
-                    v.tensor, v.handed = tensor, False
-                    self.cached.add(v)
+            for made in map(_deref, recipe.values):
+                if made is not None:
+                    self._hold(made, results[made.slot], replay, task)
             del results
         return held[target]
+
+    def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, task: int) -> None:
+        """Hold what a recipe has just made, for the rest of this replay, for the rest of the pass, or not at all."""
+        needed = replay.uses.get(value, 0) > 0
+        wanted = task != NO_PASS and value.wanted(task)
+        if needed:
+            replay.held[value] = tensor
+            replay.owned.add(value)
+        if wanted:
+            value.tensor, value.handed = tensor, False
+            self.cached.add(value)
+        if (needed or wanted) and value.recipe.name:
+            self.replayed_bytes += value.nbytes
 
     def _order(self, target: Value, replay: Replay) -> list[Recipe]:
         """The recipes to run, inputs first. Fills `replay` with what is there already, and with the numbers of uses."""

@@ -27,12 +27,12 @@ from holdover.recompute._torch import (
 )
 from holdover.recompute.geometry import covers_storage, geometry, oddity
 from holdover.recompute.packing import pack as pack_storage
-from holdover.recompute.recipe import SMALL_PIN_BYTES, Ledger, Recipe, Ref, SavedRef, Source, Value, Write, flat
+from holdover.recompute.recipe import SMALL_PIN_BYTES, Ledger, Pins, Recipe, Ref, SavedRef, Source, Value, Write, flat
 from holdover.recompute.rules import OPS, Op, describe
 from holdover.recompute.script import EMPTY, Compiled, call_key
 
 NOTE = "_holdover"
-"""Attribute of a storage object: the Value that it holds, or a weak reference to the Source that pins it."""
+"""Attribute of a storage object: the Value that it holds, or the Pins that recipes have on it."""
 
 PACK = "pack"
 
@@ -257,7 +257,11 @@ class Session(TorchDispatchMode):
         if self.outer is None:
             return tensor, tensor._version
         pack, unpack = self.outer
-        return Passed(unpack, pack(tensor))
+        frame, self.frame = self.frame, self.idle  # what hooks do is no op of forward
+        try:
+            return Passed(unpack, pack(tensor))
+        finally:
+            self.frame = frame
 
 
 def unpack(packed: Any) -> torch.Tensor:
@@ -373,12 +377,16 @@ class Draft:
     def _pin(self, tensor: torch.Tensor, storage: torch.UntypedStorage, note: Any) -> Ref:
         if tensor.is_inference():
             raise Unsafe("inference tensor")
-        source = note() if type(note) is weakref.ref else None
-        if source is None or source.origin != tensor._version:
-            source = Source(tensor if tensor.grad_fn is None else alias(tensor), tensor._version, source)
+        version, ledger = tensor._version, self.session.ledger
+        if type(note) is not Pins:
+            note = Pins()
+            setattr(storage, NOTE, note)
+        source = note.find(version, ledger)
+        if source is None:
+            source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger)
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()
-            setattr(storage, NOTE, weakref.ref(source))
+            note.add(source)
         return Ref(source, None if source.tensor is tensor else geometry(tensor))
 
     def _existed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
@@ -446,8 +454,10 @@ def about_to_write(tensor: torch.Tensor) -> None:
         return
     if type(note) is Value:
         note.original = None
-    elif (source := note()) is not None:
-        source.copy_on_write()
+    else:
+        for ref in note:
+            if (source := ref()) is not None:
+                source.copy_on_write()
     delattr(storage, NOTE)
 
 
