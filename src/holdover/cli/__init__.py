@@ -1,4 +1,4 @@
-"""The command line: `holdover estimate | plan | verify | demo`, one file for each."""
+"""The command line: one file for each command."""
 
 from __future__ import annotations
 
