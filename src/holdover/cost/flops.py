@@ -12,17 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from holdover.measuring._torch import FakeTensorMode, bare_kernels
 from holdover.measuring.arguments import (
     dtype_of,
     extent_bytes,
     is_view_or_factory,
     numel,
-    resolve,
+    on_fake_tensors,
+    result_bytes,
     tensors_of,
 )
 from holdover.trace.graph import Signature, TensorSpec
@@ -52,8 +50,8 @@ def work_of(signature: Signature) -> Work:
     """
     if is_view_or_factory(signature.name) or not signature.runnable:
         return Work(0, 0)
-    args, kwargs, result = _on_fake_tensors(signature)
-    made = sum(t.numel() * t.element_size() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+    args, kwargs, result = on_fake_tensors(signature)
+    made = result_bytes(result)
     read = [_touched_bytes(spec) for spec in tensors_of(signature)]
     if result is None:
         made = max(read, default=0)
@@ -64,25 +62,6 @@ def work_of(signature: Signature) -> Work:
 
 def _touched_bytes(spec: TensorSpec) -> int:
     return min(numel(spec) * dtype_of(spec).itemsize, extent_bytes(spec))
-
-
-def _on_fake_tensors(signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Arguments and result without memory; the result is None when the op does not run on fake tensors."""
-    with bare_kernels(), FakeTensorMode():
-        args = tuple(_fake(value) for value in signature.args)
-        kwargs = {name: _fake(value) for name, value in signature.kwargs}
-        try:
-            return args, kwargs, resolve(signature.name)(*args, **kwargs)
-        except Exception:  # fake kernels raise whatever they like; the answer is the same: unknown
-            return args, kwargs, None
-
-
-def _fake(value: Any) -> Any:
-    if isinstance(value, TensorSpec):
-        return torch.empty_strided(value.shape, value.stride, dtype=dtype_of(value), device="cpu")
-    if isinstance(value, tuple):
-        return [_fake(item) for item in value]
-    return value
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

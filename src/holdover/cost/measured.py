@@ -26,6 +26,7 @@ from holdover.trace.graph import Signature
 _TOTAL_SECONDS = 2.5
 _REPEAT_SECONDS = 3e-3
 _SLOW_SECONDS = 0.15  # an op is not repeated once it has taken this long in all
+_RUNS = 3  # at least, the first one to warm up included
 _SECOND_CHANCES = 20
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
 _EMPTY_MODES_PER_REPLAY = 3.0  # measured: 14 us where an empty dispatch mode costs 4.7
@@ -74,8 +75,8 @@ def price(signatures: Sequence[Signature], *, device: str = "cpu") -> list[OpCos
     missing.sort(key=lambda i: _ASSUMED.seconds(work[i]))
     arena, deadline, limit = Arena(target), time.perf_counter() + _TOTAL_SECONDS, free_bytes() // _FREE_SHARE
     for i in missing:
-        if time.perf_counter() > deadline:
-            break
+        if time.perf_counter() + _RUNS * _ASSUMED.seconds(work[i]) > deadline:
+            break  # the rest is larger still
         measured = _measured(signatures[i], work[i], arena, limit)
         if measured is not None:
             seconds[i] = measured

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from holdover.measuring._torch import FakeTensorMode, bare_kernels
 from holdover.trace.graph import Signature, TensorSpec
 
 _ALIGNMENT_BYTES = 64
@@ -185,3 +187,27 @@ def is_view_or_factory(name: str) -> bool:
     except UnrunnableError:
         return False
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def on_fake_tensors(signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Arguments and result without memory; the result is None when the op does not run on fake tensors."""
+    with bare_kernels(), FakeTensorMode():
+        args = tuple(_fake(value) for value in signature.args)
+        kwargs = {name: _fake(value) for name, value in signature.kwargs}
+        try:
+            return args, kwargs, resolve(signature.name)(*args, **kwargs)
+        except Exception:  # fake kernels raise whatever they like; the answer is the same: unknown
+            return args, kwargs, None
+
+
+def result_bytes(result: Any) -> int:
+    """Bytes that the tensors of a result show, whether they are new or written in place."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+
+
+def _fake(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return torch.empty_strided(value.shape, value.stride, dtype=dtype_of(value), device="cpu")
+    if isinstance(value, tuple):
+        return [_fake(item) for item in value]
+    return value

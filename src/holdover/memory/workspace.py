@@ -25,6 +25,8 @@ from holdover.measuring.arguments import (
     extent_bytes,
     is_view_or_factory,
     numel,
+    on_fake_tensors,
+    result_bytes,
     tensors_of,
 )
 from holdover.measuring.machine import free_bytes
@@ -191,7 +193,7 @@ def _workspace(signature: Signature, arena: Arena) -> int | None:
 
 
 def _measured(signature: Signature, arena: Arena) -> int | None:
-    if argument_bytes(signature) > free_bytes() // _FREE_SHARE:
+    if _bytes(signature) > free_bytes() // _FREE_SHARE:
         return None
     try:
         with bare_kernels():
@@ -231,11 +233,14 @@ def _operations(signature: Signature) -> float:
 
 
 def _scaled(signature: Signature, arena: Arena) -> int | None:
-    """Shrink a leading size of the largest operand, wherever it occurs, and follow the growth back up."""
+    """Shrink one size of the largest operand, wherever it occurs, and follow the growth back up."""
     largest = max((s for s in tensors_of(signature) if s.shape), key=numel, default=None)
-    for size in dict.fromkeys(largest.shape[:2] if largest is not None else ()):
-        small = size // 8
-        while small > 16 and _is_large(_with_size(signature, size, small), share=4):
+    if largest is None:
+        return None
+    first, *others = largest.shape
+    for size in dict.fromkeys([first, *sorted(others, reverse=True)]):
+        small = size // 4
+        while small > 4 and _is_large(_with_size(signature, size, 2 * small)):
             small //= 2
         if small == 0 or _is_large(_with_size(signature, size, 2 * small)):
             continue
@@ -248,9 +253,13 @@ def _scaled(signature: Signature, arena: Arena) -> int | None:
     return None
 
 
-def _is_large(signature: Signature, share: int = 1) -> bool:
+def _is_large(signature: Signature) -> bool:
     """Whether running the op takes long or much memory."""
-    return argument_bytes(signature) * share > _LARGE_BYTES or _operations(signature) * share > _LARGE_OPERATIONS
+    return _bytes(signature) > _LARGE_BYTES or _operations(signature) > _LARGE_OPERATIONS
+
+
+def _bytes(signature: Signature) -> int:
+    return argument_bytes(signature) + result_bytes(on_fake_tensors(signature)[2])
 
 
 def _with_size(signature: Signature, size: int, other: int) -> Signature:
@@ -261,12 +270,12 @@ def _with_size(signature: Signature, size: int, other: int) -> Signature:
             return _spec_with_size(value, size, other)
         if isinstance(value, tuple):
             return tuple(change(v) for v in value)
-        return value
+        return other if type(value) is int and value == size else value
 
     return replace(
         signature,
-        args=tuple(other if type(a) is int and a == size else change(a) for a in signature.args),
-        kwargs=tuple((k, change(v)) for k, v in signature.kwargs),
+        args=tuple(change(value) for value in signature.args),
+        kwargs=tuple((name, change(value)) for name, value in signature.kwargs),
     )
 
 
