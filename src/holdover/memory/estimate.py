@@ -203,7 +203,8 @@ def target_device(device: str | None) -> torch.device | None:
 def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
     """Bytes that kernels allocate inside, by signature, and what is not known about them."""
     device = trace.storages[0].device if trace.storages else "cpu"
-    known, unknown = {}, defaultdict(int)
+    known: dict[int, int] = {}
+    unknown: dict[str, int] = defaultdict(int)
     for number, nbytes in workspace_bytes(trace.signatures, device).items():
         if nbytes is None:
             unknown[trace.signatures[number].name] += 1

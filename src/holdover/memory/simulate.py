@@ -8,7 +8,7 @@ which order, and when each of them is let go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdover.trace.graph import Category, Event, Phase, Trace
@@ -84,10 +84,15 @@ def simulate(
     return first.timeline(first)
 
 
-def as_holder(trace: Trace, kind: Event, slot: int) -> tuple[Event | None, int]:
-    """A slot that no plan reaches is one more holder of its storage; being asked for changes nothing."""
-    storage = trace.values[trace.slots[slot].value].storage
-    return {Event.PACK: Event.HOLD, Event.RELEASE: Event.DROP}.get(kind), storage
+def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, int]]:
+    """The trace's events, where a slot that no plan reaches is one more holder of its storage, asked for or not."""
+    for kind, number in trace.events:
+        if Event.PACK <= kind <= Event.RELEASE and not with_loss and not trace.slots[number].call:
+            if kind is not Event.UNPACK:
+                storage = trace.values[trace.slots[number].value].storage
+                yield (Event.HOLD if kind is Event.PACK else Event.DROP), storage
+        else:
+            yield kind, number
 
 
 class _Recipe:
@@ -160,7 +165,7 @@ class _Walk:
             self.peak, self.peak_moment, self.spare = total, self.moment, workspace
             self.peak_op = max(len(self.live_bytes) - 1, 0)
         if self.moment == self.stop:
-            live = {s: n for s, n in enumerate(self.sizes[: len(self.trace.storages)]) if self.program[s] + self.ours[s]}
+            live = {s.id: s.nbytes for s in self.trace.storages if self.program[s.id] + self.ours[s.id]}
             self.snapshot = live, [e for h, e in self.extras.items() if self.ours[h]], workspace
 
     def hold(self, holding: int) -> None:
@@ -191,15 +196,8 @@ class _Walk:
             Event.PACK: self.on_pack, Event.UNPACK: self.on_unpack, Event.RELEASE: self.on_release,
             Event.PASS: self.on_pass,
         }  # fmt: skip
-        for kind, number in self.trace.events:
-            if Event.PACK <= kind <= Event.RELEASE and self.is_outside(number):
-                kind, number = as_holder(self.trace, kind, number)
-                if kind is None:
-                    continue
+        for kind, number in reachable_events(self.trace, with_loss=self.choices.with_loss):
             act[kind](number)
-
-    def is_outside(self, slot: int) -> bool:
-        return self.trace.slots[slot].call == 0 and not self.choices.with_loss
 
     def on_op(self, number: int) -> None:
         op = self.trace.ops[number]

@@ -56,8 +56,9 @@ def plan(
         TraceError: the step fails, or gives no loss.
 
     >>> import torch
-    >>> layers = [torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)) for _ in range(4)]
-    >>> p = plan(torch.nn.Sequential(*layers), (torch.ones(1000, 8),), budget="min")
+    >>> from torch.nn import GELU, Linear, Sequential
+    >>> layers = [Sequential(Linear(8, 64), GELU(), Linear(64, 8)) for _ in range(4)]
+    >>> p = plan(Sequential(*layers), (torch.ones(1000, 8),), budget="min")
     >>> p.predicted_peak_bytes < p.unplanned_peak_bytes
     True
     """

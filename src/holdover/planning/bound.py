@@ -21,7 +21,7 @@ def bound_seconds(problem: Problem, budget: int) -> float:
 
 
 def _optimistic(problem: Problem) -> Model:
-    trace, needs = problem.trace, problem.needs
+    needs = problem.needs
     column = {o: i for i, o in enumerate(problem.eligible)}
     fixed = problem.base.astype(float).copy()
     changes: list[list[Interval]] = [[] for _ in column]

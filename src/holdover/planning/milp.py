@@ -13,14 +13,17 @@ backward is over.
 
 When a recorded op is replayed depends on what else is recorded. At first intervals are on the safe side: a replayed
 value counts from the first moment that anything made from it in its stage might be asked for, until the last. Given a
-solution, the model can be built again with the moments that follow from it, which is exact around that solution. The rows of the last kind are added where a solution breaks them, until none does.
+solution, the model can be built again with the moments that follow from it, which is exact around that solution. The
+rows of the last kind are added where a solution breaks them, until none does.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -59,14 +62,16 @@ class Model:
 
     def memory_row(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Columns and bytes that matter at position t."""
-        if not hasattr(self, "_flat"):
-            flat = [(j, a, b, n) for j, iv in enumerate(self.changes) for a, b, n in iv]
-            self._flat = np.array(flat, dtype=np.int64).reshape(-1, 4)
-        f = self._flat
-        live = f[(f[:, 1] <= t) & (f[:, 2] >= t)]
+        live = self.flat[(self.flat[:, 1] <= t) & (self.flat[:, 2] >= t)]
         sums = np.bincount(live[:, 0], weights=live[:, 3], minlength=self.size)
         columns = np.flatnonzero(sums)
         return columns, sums[columns]
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """All intervals as rows of (column, first, last, bytes)."""
+        rows = [(j, *interval) for j, intervals in enumerate(self.changes) for interval in intervals]
+        return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
 def build_model(
@@ -124,64 +129,65 @@ def replay_times(
     for o in reversed(problem.eligible):
         asks = [problem.needs[v].asks.get(number_of_pass) for v in problem.saved_outputs(o)]
         own = [a.first for a in asks if a is not None]
-        readers = [c for v in problem.trace.ops[o].outputs for c in problem.readers.get(v, ()) if stages[c] == stages[o]]
-        if assumed is not None:
-            sure = [early[c] for c in readers if c in assumed]
-            maybe = [early[c] for c in readers if early[c] < NEVER]
-            early[o] = min([*own, *sure]) if own or sure else min(maybe, default=NEVER)
+        readers = [c for c in problem.readers_of(o) if stages[c] == stages[o] and early[c] < NEVER]
+        if assumed is None:
+            early[o] = min([*own, *(early[c] for c in readers)], default=NEVER)
+            late[o] = max(own) if own else max([late[c] for c in readers], default=-1)
+        else:
+            sure = [*own, *(early[c] for c in readers if c in assumed)]
+            early[o] = min(sure or [early[c] for c in readers], default=NEVER)
             late[o] = early[o] if early[o] < NEVER else -1
-            continue
-        early[o] = min([*own, *(early[c] for c in readers)], default=NEVER)
-        late[o] = max(own) if own else max([late[c] for c in readers if early[c] < NEVER], default=-1)
     return early, late
 
 
 def _add_closure(model: Model, stages: Mapping[int, int], late: Mapping[int, int]) -> None:
     """A recorded op needs its inputs: replayed in its own stage, or kept until it has been replayed."""
-    problem, trace = model.problem, model.problem.trace
+    problem = model.problem
     for v, readers in problem.readers.items():
-        need, value = problem.needs[v], trace.values[v]
         maker = problem.maker.get(v)
-        overwritten = need.program_end < NEVER and any(before == v for o in readers for before, _ in trace.ops[o].writes)
         by_stage: dict[int, list[int]] = defaultdict(list)
         for c in readers:
             by_stage[stages[c]].append(c)
-        previous = -1
+        pins: list[int] = []
         for s in sorted(by_stage, reverse=True):  # the stage whose backward comes first, first
-            readers_here = by_stage[s]
             if maker is not None and stages[maker] != s:
-                for c in readers_here:
-                    if model.column[c] != model.column[maker]:
-                        model.rows.append(([model.column[c], model.column[maker]], [1.0, 1.0], 1.0))
-                    else:
-                        model.rows.append(([model.column[c]], [1.0], 0.5))
-            end = max(_released(problem, c, late) for c in readers_here)
-            kept_anyway = need.saved and not overwritten and maker is not None and end <= need.end
-            exists = need.program_end > end and not (need.saved and maker is not None)
-            if exists or (kept_anyway and stages[maker] != s if maker is not None else False):
-                continue
-            if kept_anyway:
-                continue  # not recorded means kept for autograd, at least as long
-            y = model.size
-            first = need.program_end + 1
-            last = min(end, len(model.fixed) - 1)
-            extra: list[Interval] = []
-            if first <= last and value.storage >= 0:
-                start = first if not need.saved or maker is None else max(first, need.end + 1)
-                if start <= last:
-                    extra.append((start, last, need.nbytes))
-            model.changes.append(extra)
-            for c in readers_here:
-                columns, coefficients = [model.column[c], y], [1.0, -1.0]
-                if maker is not None and stages[maker] == s:
-                    if model.column[maker] == model.column[c]:
-                        continue
-                    columns.append(model.column[maker])
-                    coefficients.append(-1.0)
-                model.rows.append((columns, coefficients, 0.0))
-            if previous >= 0:
-                model.rows.append(([y, previous], [1.0, -1.0], 0.0))
-            previous = y
+                for c in by_stage[s]:
+                    _forbid_both(model, c, maker)
+            end = max(_released(problem, c, late) for c in by_stage[s])
+            if not _there_anyway(problem, v, maker, by_stage[s], end):
+                pins.append(_pin(model, v, by_stage[s], maker if maker is None or stages[maker] == s else None, end))
+        for later, earlier in itertools.pairwise(pins):  # what the second stage still needs is there for the first
+            model.rows.append(([earlier, later], [1.0, -1.0], 0.0))
+
+
+def _forbid_both(model: Model, reader: int, maker: int) -> None:
+    """Not both of them recorded: the reader's replay would reach over a cut."""
+    r, m = model.column[reader], model.column[maker]
+    model.rows.append(([r, m], [1.0, 1.0], 1.0) if r != m else ([r], [1.0], 0.5))
+
+
+def _there_anyway(problem: Problem, value: int, maker: int | None, readers: Sequence[int], end: int) -> bool:
+    """Whether a value that is not replayed is there until `end` without being pinned."""
+    need = problem.needs[value]
+    if need.program_end > end and not (need.saved and maker is not None):
+        return True
+    written = any(before == value for c in readers for before, _ in problem.trace.ops[c].writes)
+    return need.saved and maker is not None and end <= need.end and not (written and need.program_end < NEVER)
+
+
+def _pin(model: Model, value: int, readers: Sequence[int], maker: int | None, end: int) -> int:
+    """A new variable: the value is held for its recorded readers of one stage, beyond what holds it anyway."""
+    problem = model.problem
+    need, y = problem.needs[value], model.size
+    kept = need.saved and value in problem.maker
+    first, last = max(need.program_end, need.end if kept else -1) + 1, min(end, len(model.fixed) - 1)
+    model.changes.append([(first, last, need.nbytes)] if first <= last else [])
+    for c in readers:
+        if maker is None:
+            model.rows.append(([model.column[c], y], [1.0, -1.0], 0.0))
+        elif model.column[maker] != model.column[c]:
+            model.rows.append(([model.column[c], y, model.column[maker]], [1.0, -1.0, -1.0], 0.0))
+    return y
 
 
 def _released(problem: Problem, op: int, late: Mapping[int, int]) -> int:
@@ -304,8 +310,8 @@ def _highs(
         starts.append(len(columns))
         upper.append(bound)
     for t in rows:
-        cols, nbytes = model.memory_row(t)
-        columns.extend(cols.tolist())
+        live, nbytes = model.memory_row(t)
+        columns.extend(live.tolist())
         data.extend((nbytes / scale).tolist())
         if budget is None:
             columns.append(model.size)

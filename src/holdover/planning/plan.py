@@ -154,7 +154,7 @@ class Plan:
             data = json.loads(text)
             version = data["schema_version"]
         except (ValueError, TypeError, KeyError):
-            raise PlanError(f"{name} is not a plan: JSON with a schema_version, as Plan.save writes, is needed.") from None
+            raise PlanError(f"{name} is not a plan: JSON as Plan.save writes it is needed.") from None
         if version != SCHEMA_VERSION:
             raise PlanError(f"{name} has plan version {version}; this holdover reads {SCHEMA_VERSION}. Plan again.")
         known = {f.name for f in fields(cls)}

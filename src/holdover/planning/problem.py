@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdover.memory.simulate import as_holder
+from holdover.memory.simulate import reachable_events
 from holdover.trace.graph import Category, Event, Phase, Trace
 
 NEVER = 1 << 60
@@ -75,6 +75,10 @@ class Problem:
     maker: dict[int, int] = field(default_factory=dict)  # value -> eligible op that makes it
     passes: tuple[int, ...] = ()  # runs of autograd's engine that ask for anything
     with_loss: bool = False
+
+    def readers_of(self, op: int) -> Iterable[int]:
+        """The eligible ops that read what `op` makes."""
+        return (c for v in self.trace.ops[op].outputs for c in self.readers.get(v, ()))
 
     def saved_outputs(self, op: int) -> Iterable[int]:
         return (v for v in self.trace.ops[op].outputs if self.needs[v].saved)
@@ -143,9 +147,9 @@ def _walk(
     base = np.zeros(len(positions), dtype=np.int64)
     held = [0] * len(trace.storages)
     content = [-1] * len(trace.storages)
-    for v in trace.values:
-        if v.version == 0 and v.maker < 0:
-            content[v.storage] = v.id
+    for first in trace.values:
+        if first.version == 0 and first.maker < 0:
+            content[first.storage] = first.id
     borrowed: set[int] = set()  # storages whose holders are backward's
     now, at, current = 0, -1, -1
 
@@ -153,11 +157,7 @@ def _walk(
         if at >= 0:
             base[at] = max(base[at], now + extra)
 
-    for kind, number in trace.events:
-        if Event.PACK <= kind <= Event.RELEASE and trace.slots[number].call == 0 and not with_loss:
-            kind, number = as_holder(trace, kind, number)
-        if kind is None:
-            continue
+    for kind, number in reachable_events(trace, with_loss=with_loss):
         if kind is Event.OP:
             op = trace.ops[number]
             at = positions.get(number, -1)

@@ -17,7 +17,6 @@ from holdover.planning.problem import Problem
 from holdover.planning.stages import partitions
 from holdover.trace.graph import Trace
 
-
 TIE_ABOVE = 600
 """Eligible ops from which on equal ops of equal blocks are decided together."""
 

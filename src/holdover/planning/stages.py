@@ -47,7 +47,8 @@ def _depths(crossing: np.ndarray, valleys: list[int]) -> list[int]:
 
 def _counts(most: int, limit: int) -> list[int]:
     """Numbers of stages to try: the finest, halved again and again, down to one."""
-    counts, number = [], float(most)
+    counts: list[int] = []
+    number = float(most)
     while number >= 1 and len(counts) < limit:
         counts.append(round(number))
         number /= 2 if most > 16 else 1.5
@@ -57,7 +58,7 @@ def _counts(most: int, limit: int) -> list[int]:
 
 
 def _valleys(problem: Problem, ops: list[int], crossing: np.ndarray) -> list[int]:
-    """Indices after which a cut is cheap: fewer bytes cross there than on either side; ties along a plain chain count."""
+    """Indices after which a cut is cheap: fewer bytes cross there than on either side. A plain chain is one valley."""
     makes = [bool(problem.trace.ops[o].outputs) for o in ops]
     runs: list[list[int]] = []
     for i in range(len(ops) - 1):
@@ -80,7 +81,7 @@ def _choose(cuts: list[int], saved: np.ndarray, crossing: np.ndarray, number: in
     if number > len(cuts):
         return cuts
     ideal = saved[-1] / number
-    chosen = []
+    chosen: list[int] = []
     for k in range(1, number):
         low, high = (k - 0.5) * ideal, (k + 0.5) * ideal
         near = [c for c in cuts if low < saved[c] <= high and (not chosen or c > chosen[-1])]

@@ -43,4 +43,4 @@ __all__ = [
 
 def cuda_is_initialised() -> bool:
     """Whether this process holds a CUDA context, which a forked child could not use."""
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())

@@ -223,8 +223,8 @@ def _know_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> Non
 
 
 def _name_gradients(recorder: Recorder, step: Step) -> None:
-    owners = [*step.model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(tensors_in((step.args, step.kwargs))))]
-    for name, p in owners:
+    inputs = ((f"input {i}", t) for i, t in enumerate(tensors_in((step.args, step.kwargs))))
+    for name, p in (*step.model.named_parameters(), *inputs):
         if p.is_leaf and p.grad is not None:
             for live in recorder.lives(p.grad):
                 storage = recorder.trace.storages[live.storage]

@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         known: KnownValues | None = None,
         fake_mode: AbstractContextManager[Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.real, self.corrections, self.fake_mode = real, corrections, fake_mode
         self.known = known
@@ -251,8 +251,8 @@ class Recorder(TorchDispatchMode):
                 storage = plain.untyped_storage()
                 known = self.live.get(storage._cdata)
                 if known is None or known.ref is None or known.ref() is not storage:
-                    made = self.allocate(storage, plain, Category.TEMPORARY, "", number)
-                    outputs.append(made.content[0])
+                    new = self.allocate(storage, plain, Category.TEMPORARY, "", number)
+                    outputs.append(new.content[0])
         op.outputs, op.writes = tuple(outputs), tuple(writes)
         op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
         return out
@@ -332,7 +332,7 @@ class Recorder(TorchDispatchMode):
                     runnable = False
                     return None
                 return TensorSpec(tuple(a.shape), a.stride(), str(a.dtype).removeprefix("torch."), str(a.device),
-                                  a.storage_offset(), a.untyped_storage().nbytes())  # fmt: skip
+                                  int(a.storage_offset()), a.untyped_storage().nbytes())  # fmt: skip
             if isinstance(a, (list, tuple)):
                 return tuple(spec(x) for x in a)
             if a is None or isinstance(a, (bool, int, float, str, torch.dtype, torch.device, torch.layout,
@@ -366,7 +366,8 @@ class Recorder(TorchDispatchMode):
     def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         self.paused = True
         try:
-            return tensor.untyped_storage().clone()
+            copy: torch.UntypedStorage = tensor.untyped_storage().clone()
+            return copy
         finally:
             self.paused = False
 
@@ -433,9 +434,11 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and (
-        tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
-    )
+    """Whether the tensor has an element at every place of its storage, once."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
+    fills = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return fills and (tensor.is_contiguous() or tensor.permute(order).is_contiguous())
 
 
 def forgets(func: Any, argument: str) -> bool:

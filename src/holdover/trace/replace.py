@@ -93,7 +93,9 @@ class _Walk:
             self.swap(obj.__func__)
         elif isinstance(obj, functools.partial):
             self.swap(obj.func)
-            obj.__setstate__((obj.func, self.swap(obj.args), self.swap(obj.keywords), obj.__dict__))
+            obj.__setstate__(  # type: ignore[attr-defined]
+                (obj.func, self.swap(obj.args), self.swap(obj.keywords), obj.__dict__)
+            )
         else:
             self.visit_attributes(obj)
 

@@ -21,9 +21,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adafactor": torch.optim.Adafactor,
-    "lion": getattr(torch.optim, "Lion", None),
-}  # type: ignore[dict-item]
-OPTIMIZERS = {name: cls for name, cls in OPTIMIZERS.items() if cls is not None}
+}
 
 PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
     # name: (dtype that the model is converted to, dtype of autocast)
@@ -107,7 +105,7 @@ def make_optimizer(spec: OptimizerSpec, model: torch.nn.Module) -> torch.optim.O
         name = spec.lower()
         if name not in OPTIMIZERS:
             raise TraceError(f"Unknown optimizer {spec!r}. Known names: {', '.join(sorted(OPTIMIZERS))}.")
-        kwargs = {"lr": 1e-3} if name != "adafactor" else {}
+        kwargs: dict[str, Any] = {"lr": 1e-3} if name == "sgd" else {}
         return OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad], **kwargs)
     made = spec(p for p in model.parameters() if p.requires_grad)
     if not isinstance(made, torch.optim.Optimizer):
