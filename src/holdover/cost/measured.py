@@ -28,6 +28,7 @@ _REPEAT_SECONDS = 3e-3
 _SLOW_SECONDS = 0.15  # an op is not repeated once it has taken this long in all
 _RUNS = 3  # at least, the first one to warm up included
 _SECOND_CHANCES = 20
+_PROBE_SIZE = 768
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
 _EMPTY_MODES_PER_REPLAY = 3.0  # measured: 14 us where an empty dispatch mode costs 4.7
 
@@ -182,9 +183,9 @@ class _Model:
     def __init__(self, timed: Sequence[tuple[str, Work, float]], device: torch.device) -> None:
         heavy = [(w.flops, s) for _, w, s in timed if w.flops > 4 * w.nbytes and w.flops > 1e6]
         light = [(w.nbytes, s) for _, w, s in timed if w.flops <= 4 * w.nbytes and w.nbytes > 1e5]
-        size = 384
+        size = _PROBE_SIZE
         x = torch.full((size, size), 0.5, device=device)
-        if not heavy:
+        if not any(flops >= 2 * size**3 for flops, _ in heavy):  # small products do not reach the machine's rate
             heavy = [(2 * size**3, _seconds(lambda: torch.mm(x, x), device))]
         if not light:
             light = [(2 * x.nbytes, _seconds(lambda: torch.neg(x), device))]
