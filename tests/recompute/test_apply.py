@@ -9,6 +9,7 @@ import io
 import pickle
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def planned() -> tuple[nn.Module, torch.Tensor]:
 
 
 def test_nothing_visible_changes() -> None:
-    plain, x = model_and_batch()
+    plain, _ = model_and_batch()
     model, _ = planned()
     assert repr(model) == repr(plain)
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters()]
@@ -82,11 +83,10 @@ def test_an_instance_forward_is_wrapped_and_given_back() -> None:
     outcomes = []
     for plan in (False, True):
         model, x = model_and_batch()
-        own = model[0].forward
-        replaced = lambda x: own(x, 2.0)  # noqa: E731
+        replaced = partial(model[0].forward, scale=2.0)
         model[0].forward = replaced
         if plan:
-            install(model, script(model_like(model, replaced), (x,)))
+            install(model, script(doubled(), (x,)))
         outcomes.append(step(model, (x,)))
         if plan:
             assert inspect(model).matched > 0
@@ -95,16 +95,15 @@ def test_an_instance_forward_is_wrapped_and_given_back() -> None:
     assert_same(*outcomes)
 
 
-def model_like(model: nn.Module, replaced: Any) -> nn.Module:
-    other, _ = model_and_batch()
-    own = other[0].forward
-    other[0].forward = lambda x: own(x, 2.0)
-    return other
+def doubled() -> nn.Module:
+    model, _ = model_and_batch()
+    model[0].forward = partial(model[0].forward, scale=2.0)
+    return model
 
 
 def test_twice_is_refused() -> None:
-    model, x = planned()
-    with pytest.raises(ApplyError, match="already follows a plan.*half"):
+    model, _ = planned()
+    with pytest.raises(ApplyError, match=r"already follows a plan.*half"):
         install(model, {})
     uninstall(model)
     install(model, {})

@@ -21,7 +21,6 @@ from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_ten
 from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensors_hooks
 from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_non_overlapping_and_dense
@@ -39,7 +38,6 @@ __all__ = [
     "dispatch_mode_at",
     "dispatch_modes",
     "functorch_transform",
-    "is_functorch_wrapped_tensor",
     "is_non_overlapping_and_dense",
     "plain_kernels",
     "pop_dispatch_mode",

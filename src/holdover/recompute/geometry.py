@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from holdover.recompute._torch import FakeTensor, is_functorch_wrapped_tensor, is_non_overlapping_and_dense
+from holdover.recompute._torch import FakeTensor, is_non_overlapping_and_dense
 
 Geometry = tuple[torch.dtype, Any, tuple[int, ...], Any, int]
 """(dtype, size, stride, storage offset, bits): bits is 1 for a conjugate view, 2 for a negative view, 3 for both."""
@@ -20,19 +20,22 @@ def geometry(tensor: torch.Tensor) -> Geometry:
     >>> geometry(torch.zeros(2, 3).t())
     (torch.float32, torch.Size([3, 2]), (1, 3), 0, 0)
     """
-    bits = (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
-    return tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(), bits
+    dtype = tensor.dtype
+    bits = (1 if dtype.is_complex and tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
+    return dtype, tensor.size(), tensor.stride(), tensor.storage_offset(), bits
 
 
 def rebuild(base: torch.Tensor, where: Geometry) -> torch.Tensor:
-    """The tensor that lies there on the storage of `base`, whatever `base` itself looks like.
+    """The tensor that lies there on the storage of `base`, whatever `base` itself looks like (maybe `base` itself).
 
     >>> rebuild(torch.arange(4.0), geometry(torch.zeros(2, 2).t()))
     tensor([[0., 2.],
             [1., 3.]])
     """
     dtype, size, stride, offset, bits = where
-    if dtype is base.dtype and not bits and not base.is_conj() and not base.is_neg():
+    if dtype is base.dtype and not bits and not (dtype.is_complex and base.is_conj()) and not base.is_neg():
+        if base.size() == size and base.stride() == stride and base.storage_offset() == offset:
+            return base
         return torch.as_strided(base, size, stride, offset)
     tensor = torch.empty(0, dtype=dtype, device=base.device)
     tensor.set_(base.untyped_storage(), offset, size, stride)
@@ -50,11 +53,7 @@ def oddity(tensor: torch.Tensor) -> str:
         return f"{str(tensor.layout).removeprefix('torch.')} tensor"
     if tensor.is_nested:
         return "nested tensor"
-    if tensor.is_quantized:
-        return "quantized tensor"
-    if is_functorch_wrapped_tensor(tensor):
-        return "tensor under a function transform"
-    return ""
+    return "quantized tensor" if tensor.is_quantized else ""
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:

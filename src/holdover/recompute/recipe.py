@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,21 +115,18 @@ class Value:
         done, done_in: how many of the claims are satisfied in that pass.
         original: the tensor made in forward, while it lives unchanged.
         version, slack: `original`'s version then; an in-place op's own increment may come after us.
+        saved: autograd has saved it.
     """
 
-    __slots__ = (
-        "__weakref__", "claims", "done", "done_in", "handed", "nbytes", "original", "recipe", "saved", "slack", "slot",
-        "tensor", "version",
-    )  # fmt: skip
+    # Defaults on the class, and no __slots__: most values never need most of these, and making one must be quick.
+    tensor: torch.Tensor | None = None
+    handed = saved = False
+    claims = done = 0
+    done_in = NO_PASS
 
-    def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, nbytes: int, slack: int) -> None:
-        self.recipe, self.slot, self.nbytes, self.slack = recipe, slot, nbytes, slack
-        self.tensor: torch.Tensor | None = None
-        self.handed = self.saved = False
-        self.claims = self.done = 0
-        self.done_in = NO_PASS
+    def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, slack: int) -> None:
+        self.recipe, self.slot, self.slack, self.version = recipe, slot, slack, tensor._version
         self.original: weakref.ref[torch.Tensor] | None = weakref.ref(tensor)
-        self.version = tensor._version
 
     def alive(self) -> torch.Tensor | None:
         """The tensor that forward made, if it is still there unchanged."""
@@ -177,9 +174,8 @@ class Recipe:
         grad: whether gradients were on; some kernels ask.
     """
 
-    __slots__ = (
-        "args", "claims", "draw", "finished", "function", "grad", "inputs", "kwargs", "ledger", "name", "values",
-    )  # fmt: skip
+    claims = 0
+    finished = NO_PASS
 
     def __init__(
         self,
@@ -193,15 +189,19 @@ class Recipe:
     ) -> None:
         self.ledger, self.name, self.function, self.args, self.kwargs = ledger, name, function, args, kwargs
         self.inputs, self.draw = inputs, draw
-        self.values: list[weakref.ref[Value]] = []
-        self.claims = 0
-        self.finished = NO_PASS
+        self.values: Sequence[weakref.ref[Value]] = ()
         self.grad = torch.is_grad_enabled()
 
     def run(self, replay: Replay) -> list[Any]:
         """Run the op again: its results, then the written arguments, last one first, so that slot ~n is the n-th."""
         written: list[torch.Tensor] = []
-        args = [self._argument(a, replay, written) for a in self.args]
+        held, args = replay.held, []
+        for a in self.args:
+            if type(a) is Ref and type(a.node) is Value:  # by far the most frequent, so not a call of its own
+                base = held[a.node]
+                args.append(base if a.geometry is None else rebuild(base, a.geometry))
+            else:
+                args.append(self._argument(a, replay, written))
         kwargs = {k: self._argument(a, replay, written) for k, a in self.kwargs.items()} if self.kwargs else {}
         if self.grad:
             out = self._call(args, kwargs)
@@ -317,7 +317,12 @@ class Ledger:
 
     def claim(self, value: Value) -> None:
         """Somebody new may ask for `value`."""
-        todo = [value]
+        value.claims += 1
+        recipe = value.recipe
+        recipe.claims += 1
+        if recipe.claims > 1:
+            return
+        todo = [*recipe.inputs]
         while todo:
             v = todo.pop()
             v.claims += 1
@@ -388,7 +393,7 @@ class Ledger:
     # -- replay ---------------------------------------------------------------------------------------------------
 
     def get(self, value: Value, task: int) -> torch.Tensor:
-        """The content of `value`. The caller holds the lock, and has autograd off."""
+        """The content of `value`. The caller holds the lock."""
         tensor = value.tensor
         if tensor is None:
             tensor = value.alive()
@@ -400,9 +405,16 @@ class Ledger:
         if task != NO_PASS and task != self.task:
             self._enter_pass(task)
         replay = Replay()
+        held = replay.held
+        replay.uses[target] = 1
+        order = self._order(target, replay)
+        with plain_kernels():
+            self._run(order, replay, task)
+        return held[target]
+
+    def _run(self, order: list[Recipe], replay: Replay, task: int) -> None:
         held, uses, owned = replay.held, replay.uses, replay.owned
-        uses[target] = 1
-        for recipe in self._order(target, replay):
+        for recipe in order:
             if task != NO_PASS and recipe.finished != task:
                 recipe.finished = task
                 for v in recipe.inputs:
@@ -419,7 +431,6 @@ class Ledger:
                 if made is not None:
                     self._hold(made, results[made.slot], replay, task)
             del results
-        return held[target]
 
     def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, task: int) -> None:
         """Hold what a recipe has just made, for the rest of this replay, for the rest of the pass, or not at all."""
@@ -432,7 +443,7 @@ class Ledger:
             value.tensor, value.handed = tensor, False
             self.cached.add(value)
         if (needed or wanted) and value.recipe.name:
-            self.replayed_bytes += value.nbytes
+            self.replayed_bytes += tensor.untyped_storage().nbytes()
 
     def _order(self, target: Value, replay: Replay) -> list[Recipe]:
         """The recipes to run, inputs first. Fills `replay` with what is there already, and with the numbers of uses."""
@@ -470,14 +481,14 @@ class SavedRef:
 
     __slots__ = ("geometry", "satisfied_in", "value")
 
-    def __init__(self, value: Value, geometry: Geometry) -> None:
+    def __init__(self, value: Value, geometry: Geometry, storage: torch.UntypedStorage) -> None:
         self.value, self.geometry, self.satisfied_in = value, geometry, NO_PASS
         ledger = value.recipe.ledger
         with ledger.lock:
             ledger.claim(value)
             if not value.saved:
                 value.saved = True
-                ledger.dropped_bytes += value.nbytes
+                ledger.dropped_bytes += storage.nbytes()
 
     def __del__(self) -> None:
         ledger = self.value.recipe.ledger
@@ -489,11 +500,11 @@ class SavedRef:
         value = self.value
         ledger = value.recipe.ledger
         task = current_graph_task_id()
-        with ledger.lock, plain_kernels():
+        with ledger.lock:
             base = ledger.get(value, task)
             if base is value.tensor:
                 value.handed = True
-            tensor = rebuild(base, self.geometry)
+            tensor = rebuild(base.detach() if base.requires_grad else base, self.geometry)
             if task != NO_PASS and self.satisfied_in != task:
                 self.satisfied_in = task
                 ledger.satisfy(value, task)

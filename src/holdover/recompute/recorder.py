@@ -1,4 +1,8 @@
-"""Watching forward: which op of the plan is running, what it would take to run it again, and what autograd saves."""
+"""Watching forward: which op of the plan is running, what it would take to run it again, and what autograd saves.
+
+A storage object's attribute `_holdover` tells what is known of its content: the Value that it holds, or the Pins that
+recipes have on it. Storage objects keep their identity while the storage lives.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,8 @@ from holdover.recompute.recipe import SMALL_PIN_BYTES, Ledger, Pins, Recipe, Ref
 from holdover.recompute.rules import OPS, Op, describe
 from holdover.recompute.script import EMPTY, Compiled, call_key
 
-NOTE = "_holdover"
-"""Attribute of a storage object: the Value that it holds, or the Pins that recipes have on it."""
-
 PACK = "pack"
+PART_OF_ARGUMENT = "returns part of an argument"
 
 
 class Running(threading.local):
@@ -229,10 +231,10 @@ class Session(TorchDispatchMode):
                 if packed is None:
                     continue
                 recipe = Recipe(self.ledger, "", packed[0], packed[1], None, [], None)
-                storage = t.untyped_storage()
-                value = Value(recipe, 0, t, storage.nbytes(), slack)
-                recipe.values.append(weakref.ref(value))
-                setattr(storage, NOTE, value)
+                storage: Any = t.untyped_storage()
+                value = Value(recipe, 0, t, slack)
+                recipe.values = (weakref.ref(value),)
+                storage._holdover = value
                 self.ledger.packed_bytes += packed[1][0].nbytes
                 self.ledger.packed_from_bytes += storage.nbytes()
         return out
@@ -241,16 +243,17 @@ class Session(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd is to hold in place of `tensor`."""
+        storage: Any
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse, or wrapped by a function transform
             return self._kept(tensor)
-        note = getattr(storage, NOTE, None)
+        note = getattr(storage, "_holdover", None)
         if type(note) is Value and note.recipe.ledger is self.ledger and not oddity(tensor):
             gap = tensor._version - note.version
             if gap == 0 or gap == note.slack:
-                return SavedRef(note, geometry(tensor))
-            delattr(storage, NOTE)
+                return SavedRef(note, geometry(tensor), storage)
+            del storage._holdover
         return self._kept(tensor)
 
     def _kept(self, tensor: torch.Tensor) -> Any:
@@ -306,7 +309,7 @@ class Draft:
     def __init__(self, session: Session, op: Op, args: Any, kwargs: Any) -> None:
         self.session, self.op = session, op
         self.inputs: list[Value] = []
-        self.storages: list[torch.UntypedStorage] = []
+        self.storages: dict[int, torch.UntypedStorage] = {}
         self.targets: list[tuple[torch.Tensor, int]] = []
         self.overwritten: list[torch.Tensor] = []
         self.draw = None
@@ -325,7 +328,10 @@ class Draft:
         if op.writes:
             self._with_targets(args, kwargs)
         else:
-            self.args = [self._argument(a) for a in args]
+            self.args = [
+                self._reference(a) if isinstance(a, torch.Tensor) else self._argument(a) if type(a) is list else a
+                for a in args
+            ]
             self.kwargs = {k: self._argument(a) for k, a in kwargs.items()} if kwargs else None
 
     def _with_targets(self, args: Any, kwargs: Any) -> None:
@@ -353,7 +359,8 @@ class Draft:
         self.targets.append((a, a.untyped_storage().nbytes()))
         where = geometry(a)
         if self.op.forgets(name) and not where[4] and covers_storage(a):
-            self.storages.append(a.untyped_storage())
+            storage = a.untyped_storage()
+            self.storages[id(storage)] = storage
             return Write(None, where, a.device)
         ref = self._reference(a)
         return Write(ref.node, ref.geometry, a.device)
@@ -361,9 +368,9 @@ class Draft:
     def _reference(self, tensor: torch.Tensor) -> Ref:
         if why := oddity(tensor):
             raise Unsafe(why)
-        storage = tensor.untyped_storage()
-        self.storages.append(storage)
-        note = getattr(storage, NOTE, None)
+        storage: Any = tensor.untyped_storage()
+        self.storages[id(storage)] = storage
+        note = getattr(storage, "_holdover", None)
         if type(note) is Value and note.recipe.ledger is self.session.ledger:
             gap = tensor._version - note.version
             if gap == 0 or gap == note.slack:
@@ -371,16 +378,16 @@ class Draft:
                 original = note.original
                 same = original is not None and original() is tensor
                 return Ref(note, None if same else geometry(tensor))
-            delattr(storage, NOTE)  # written to while nobody watched
+            del storage._holdover  # written to while nobody watched
         return self._pin(tensor, storage, note)
 
-    def _pin(self, tensor: torch.Tensor, storage: torch.UntypedStorage, note: Any) -> Ref:
+    def _pin(self, tensor: torch.Tensor, storage: Any, note: Any) -> Ref:
         if tensor.is_inference():
             raise Unsafe("inference tensor")
         version, ledger = tensor._version, self.session.ledger
         if type(note) is not Pins:
             note = Pins()
-            setattr(storage, NOTE, note)
+            storage._holdover = note
         source = note.find(version, ledger)
         if source is None:
             source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger)
@@ -400,8 +407,21 @@ class Draft:
 
     def finish(self, out: Any) -> str:
         """Leave the recipe on what the op made. Returns why not, where that turns out to be impossible only now."""
+        op, targets = self.op, self.targets
+        if not targets and isinstance(out, torch.Tensor):
+            storage: Any = out.untyped_storage() if (why := oddity(out)) == "" else None
+            if storage is None or id(storage) in self.storages:
+                return why or PART_OF_ARGUMENT
+            recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+            value = Value(recipe, 0, out, 0)
+            recipe.values = (weakref.ref(value),)
+            storage._holdover = value
+            return ""
+        return self._finish_several(out)
+
+    def _finish_several(self, out: Any) -> str:
         op = self.op
-        made: list[tuple[int, torch.Tensor, torch.UntypedStorage, int]] = []
+        made: list[tuple[int, torch.Tensor, Any, int]] = []
         targets = [t.untyped_storage() for t, _ in self.targets]
         seen: list[torch.UntypedStorage] = []
         for k, t in enumerate(flat(out)):
@@ -412,8 +432,8 @@ class Draft:
             storage = t.untyped_storage()
             if any(storage is s for s in targets) or any(storage is s for s in seen):
                 continue
-            if any(storage is s for s in self.storages):
-                return "returns part of an argument"
+            if id(storage) in self.storages:
+                return PART_OF_ARGUMENT
             seen.append(storage)
             made.append((k, t, storage, 0))
         for n, ((t, nbytes), storage) in enumerate(zip(self.targets, targets, strict=True)):
@@ -421,10 +441,12 @@ class Draft:
                 return "resizes what it writes to"
             made.append((~n, t, storage, 1))
         recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+        values = []
         for slot, t, storage, slack in made:
-            value = Value(recipe, slot, t, storage.nbytes(), slack)
-            recipe.values.append(weakref.ref(value))
-            setattr(storage, NOTE, value)
+            value = Value(recipe, slot, t, slack)
+            values.append(weakref.ref(value))
+            storage._holdover = value
+        recipe.values = values
         return ""
 
 
@@ -448,8 +470,8 @@ def about_to_write(tensor: torch.Tensor) -> None:
     """Save what recipes need of a storage that is going to be written to, and forget what made its content."""
     if oddity(tensor):
         return
-    storage = tensor.untyped_storage()
-    note = getattr(storage, NOTE, None)
+    storage: Any = tensor.untyped_storage()
+    note = getattr(storage, "_holdover", None)
     if note is None:
         return
     if type(note) is Value:
@@ -458,7 +480,7 @@ def about_to_write(tensor: torch.Tensor) -> None:
         for ref in note:
             if (source := ref()) is not None:
                 source.copy_on_write()
-    delattr(storage, NOTE)
+    del storage._holdover
 
 
 skip_in_dynamo(
