@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +108,7 @@ def run(steps: int) -> DemoResult:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
         return Trainer(model, optimizer, torch.get_rng_state())
 
-    with random_state_restored():
+    with random_state_restored(), _one_thread():
         plain, planned = trainer(), trainer()
         example = next(batches(shape, 1, SEED))
         with stage("estimating the memory of a training step"):
@@ -135,6 +137,19 @@ def run(steps: int) -> DemoResult:
         weights_equal=_equal(plain.model, planned.model),
         rng_equal=torch.equal(plain.random_state, planned.random_state),
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a machine that is busy otherwise, threads that wait for each other take ten times the time of one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _take_turn(trainer: Trainer, batch: tuple[Any, Any], *, measure: bool) -> None:

@@ -24,7 +24,7 @@ class Shape:
     width: int = 256
     heads: int = 8
     context: int = 256
-    batch: int = 8
+    batch: int = 6
     dropout: float = 0.1
 
 
