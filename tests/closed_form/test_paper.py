@@ -130,7 +130,7 @@ def test_extra_terms_of_section_4_3() -> None:
 
 
 def test_freed_stage_outputs_of_appendix_b() -> None:
-    """2.73 GiB for the 530B model: 2 s b h bytes for each of p micro-batches in flight, without sequence parallelism."""
+    """2.73 GiB for the 530B model: 2 s b h bytes for each micro-batch in flight, without sequence parallelism."""
     model = PRESETS["mt-nlg-530b"]
     first = closed_form(model, Layout(tp=8, pp=35, micro_batches=280), kernels=PAPER, small=False).stages[0]
     assert first.stage_output_bytes == 2 * 2048 * 20480 * 35

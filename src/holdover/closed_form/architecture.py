@@ -170,6 +170,8 @@ class Kernels:
     """Bytes of an activation's element: 16-bit or fp32."""
     mask_bytes: Literal[1, 2, 4] = 1
     """Bytes of a dropout mask's element: 1 on CUDA (bool); on CPU the noise has the activation's dtype."""
+    statistic_bytes: Literal[2, 4] = 4
+    """Bytes of a norm's mean or reciprocal deviation: fp32 on CUDA; LayerNorm on CPU keeps the activation's dtype."""
     fp8: Literal["none", "tensor", "block", "mx"] = "none"
     """Inputs of linear layers in fp8, with one scale a tensor, one per 1x128 block (fp32), or one per 32 (MXFP8)."""
     fp8_gated_input: bool = False

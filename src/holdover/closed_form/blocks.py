@@ -58,7 +58,7 @@ def norm(
     op = build.op(name, [source], traffic=traffic, modules=modules)
     if not decomposed:
         build.keep(source)
-        statistics = 8 if architecture.norm == "layernorm" else 4
+        statistics = kernels.statistic_bytes * (2 if architecture.norm == "layernorm" else 1)
     else:
         statistics = 4
         if source_bytes == 4:

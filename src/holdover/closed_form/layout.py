@@ -97,12 +97,8 @@ class Layout:
 
     def problems(self, architecture: Architecture) -> list[str]:
         """What makes the layout impossible for a model; each line says what to change."""
-        return [
-            *self._sizes(),
-            *self._division(architecture),
-            *self._experts(architecture),
-            *self._pipeline(architecture),
-        ]
+        sizes = self._sizes()
+        return sizes or [*self._division(architecture), *self._experts(architecture), *self._pipeline(architecture)]
 
     def check(self, architecture: Architecture) -> None:
         """Refuse an impossible layout.

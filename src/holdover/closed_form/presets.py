@@ -58,7 +58,7 @@ _MODELS = (
     _llama("llama3-70b", (80, 8192, 64, 8, 28672, 128256), 8192),
     _llama("llama3-405b", (126, 16384, 128, 8, 53248, 128256), 8192),
     _llama("mixtral-8x7b", (32, 4096, 32, 8, 14336, 32000), 4096, experts=Experts(count=8, top_k=2, ffn=14336)),
-    _llama("mixtral-8x22b", (56, 6144, 48, 8, 16384, 32768), 4096, experts=Experts(count=8, top_k=2, ffn=16384)),
+    _llama("mixtral-8x22b", (56, 6144, 48, 8, 16384, 32000), 4096, experts=Experts(count=8, top_k=2, ffn=16384)),
     _llama(
         "deepseek-v3",
         (61, 7168, 128, 128, 18432, 129280),
