@@ -17,6 +17,7 @@ from torch._C import _get_dispatch_stack_at as dispatch_mode_at
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _pop_torch_dispatch_stack as pop_dispatch_mode
 from torch._C import _push_on_torch_dispatch_stack as push_dispatch_mode
+from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_tensors_hooks
 from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensors_hooks
 from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
@@ -44,6 +45,7 @@ __all__ = [
     "pop_saved_tensors_hooks",
     "push_dispatch_mode",
     "push_saved_tensors_hooks",
+    "saves_own_output",
     "skip_in_dynamo",
     "top_saved_tensors_hooks",
     "watching_module_calls",
@@ -66,6 +68,18 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     """
     with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):
         return tensor.detach()
+
+
+def saves_own_output(tensor: torch.Tensor) -> bool:
+    """Whether the node that is saving `tensor` now is the one that made it.
+
+    Held as it is, the tensor would hold the node that holds it, for ever if no backward comes. The node is then the
+    newest of all; of nodes written in Python that cannot be said, since their forward may have made nodes.
+    """
+    node = tensor.grad_fn
+    return node is not None and (
+        node._sequence_nr() + 1 == sequence_number() or isinstance(node, torch.autograd.function.BackwardCFunction)
+    )
 
 
 class plain_kernels:  # noqa: N801 - a context manager, entered for every replay

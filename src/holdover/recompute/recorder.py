@@ -25,6 +25,7 @@ from holdover.recompute._torch import (
     pop_saved_tensors_hooks,
     push_dispatch_mode,
     push_saved_tensors_hooks,
+    saves_own_output,
     skip_in_dynamo,
     top_saved_tensors_hooks,
     yielding_to_transforms,
@@ -257,11 +258,13 @@ class Session(TorchDispatchMode):
         return self._kept(tensor)
 
     def _kept(self, tensor: torch.Tensor) -> Any:
-        if self.outer is None:
+        if self.outer is None and not saves_own_output(tensor):
             return tensor, tensor._version
-        pack, unpack = self.outer
-        frame, self.frame = self.frame, self.idle  # what hooks do is no op of forward
+        frame, self.frame = self.frame, self.idle  # what is done here, and what hooks do, is no op of forward
         try:
+            if self.outer is None:
+                return alias(tensor), tensor._version
+            pack, unpack = self.outer
             return Passed(unpack, pack(tensor))
         finally:
             self.frame = frame
