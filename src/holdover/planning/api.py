@@ -169,7 +169,7 @@ def _described(
     saved, kept = _saved_bytes(trace, problem, best.recorded, pack)
     bound = min(least, best.seconds)
     notes = [*trace.notes, *unknown]
-    if best.recorded and best.peak_bytes >= plain.peak_bytes:
+    if best.recorded and peak.nbytes >= plain.peak_bytes:
         notes.append("This plan does not lower the peak.")
     if limit is None and floor.peak_bytes >= plain.peak_bytes:
         notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
@@ -179,7 +179,7 @@ def _described(
         model=trace.model, fingerprint=trace.fingerprint, inputs=trace.inputs,
         device=trace.storages[0].device if trace.storages else "cpu", precision=precision,
         optimizer=trace.optimizer, torch_version=torch.__version__,
-        budget_bytes=limit, predicted_peak_bytes=best.peak_bytes, unplanned_peak_bytes=plain.peak_bytes,
+        budget_bytes=limit, predicted_peak_bytes=peak.nbytes, unplanned_peak_bytes=plain.peak_bytes,
         floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,
         step_seconds=problem.step_seconds, priced=priced, saved_bytes=kept, unplanned_saved_bytes=saved,
         peak_at=f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),

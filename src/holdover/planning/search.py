@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from holdover.memory.simulate import Choices, Timeline, simulate
+from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
 from holdover.planning import milp
 from holdover.planning.classes import classes_of
-from holdover.planning.problem import Problem
+from holdover.planning.problem import Problem, replayed_part
 from holdover.planning.stages import partitions
-from holdover.trace.graph import Trace
+from holdover.trace.graph import Phase, Trace
 
 TIE_ABOVE = 600
 """Eligible ops from which on equal ops of equal blocks are decided together."""
@@ -45,6 +45,12 @@ class Search:
     _parts: list[dict[int, int]] | None = None
     _seen: dict[frozenset[int], Candidate] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        step = max((op.step for op in self.trace.ops), default=0)
+        self.part = replayed_part(self.trace, step)
+        peaks = phase_peaks(self.trace, simulate(self.trace, workspace=self.workspace, detail=False))
+        self.other_peak_bytes = max((n for (_, phase), n in peaks.items() if phase is Phase.OPTIMIZER), default=0)
+
     @property
     def trace(self) -> Trace:
         return self.problem.trace
@@ -53,14 +59,14 @@ class Search:
         """Simulate: what this set of recorded ops really does to the peak, and which replays it leads to."""
         key = frozenset(recorded)
         if key not in self._seen:
-            timeline = self.timeline(key, detail=False)
-            planned = set(self.problem.eligible)
-            seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items() if o in planned)
-            self._seen[key] = Candidate(key, timeline.peak_bytes, seconds)
+            timeline = simulate(self.part, self.choices(key), self.workspace, detail=False)
+            seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items())
+            self._seen[key] = Candidate(key, max(timeline.peak_bytes, self.other_peak_bytes), seconds)
         return self._seen[key]
 
-    def timeline(self, recorded: Iterable[int], *, detail: bool = True) -> Timeline:
-        return simulate(self.trace, self.choices(recorded), self.workspace, detail=detail)
+    def timeline(self, recorded: Iterable[int]) -> Timeline:
+        """The whole trace under this set of recorded ops."""
+        return simulate(self.trace, self.choices(recorded), self.workspace)
 
     def choices(self, recorded: Iterable[int]) -> Choices:
         ops = frozenset(o for r in recorded for o in self.everywhere[r])
@@ -171,7 +177,7 @@ class Search:
 
     def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
         """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
-        timeline = self.timeline(candidate.recorded)
+        timeline = simulate(self.part, self.choices(candidate.recorded), self.workspace)
         live = set(timeline.at_peak)
         sets = []
         chains = set()
