@@ -34,13 +34,14 @@ def row(
     over = found.measured_peak_bytes / plan.predicted_peak_bytes - 1
     exact = found.gradients_equal and found.buffers_equal and found.outputs_equal and found.rng_equal
     holds = exact and over <= TOLERANCE
-    print(
-        f"{name:14} {label:>5} {format_bytes(plan.unplanned_peak_bytes):>11} "
-        f"{format_bytes(plan.predicted_peak_bytes):>11} {format_bytes(found.measured_peak_bytes):>11} {over:>+8.2%} {plan.extra_time:>8.1%} "
-        f"{found.step_time_ratio - 1:>8.1%} {plan.bound_extra_time:>7.1%} {'yes' if exact else 'NO':>6} {seconds:>7.1f}"
-        f"{'' if holds else '  <--'}",
-        flush=True,
-    )
+    cells = [
+        f"{name:14} {label:>5}",
+        *(f"{format_bytes(n):>11}" for n in (plan.unplanned_peak_bytes, plan.predicted_peak_bytes)),
+        f"{format_bytes(found.measured_peak_bytes):>11} {over:>+8.2%}",
+        f"{plan.extra_time:>8.1%} {found.step_time_ratio - 1:>8.1%} {plan.bound_extra_time:>7.1%}",
+        f"{'yes' if exact else 'NO':>6} {seconds:>7.1f}{'' if holds else '  <--'}",
+    ]
+    print(*cells, flush=True)
     return plan, holds
 
 
