@@ -338,10 +338,10 @@ class Draft:
             self.kwargs = {k: self._argument(a) for k, a in kwargs.items()} if kwargs else None
 
     def _with_targets(self, args: Any, kwargs: Any) -> None:
-        named = dict(self.op.writes)
-        self.args = [self._target(a, named[i]) if i in named else self._argument(a) for i, a in enumerate(args)]
-        names = set(named.values())
-        self.kwargs = {k: self._target(a, k) if k in names else self._argument(a) for k, a in kwargs.items()}
+        forgets = {i: self.op.forgets(name, args) for i, name in self.op.writes}
+        named = {name: forgets[i] for i, name in self.op.writes}
+        self.args = [self._target(a, forgets[i]) if i in forgets else self._argument(a) for i, a in enumerate(args)]
+        self.kwargs = {k: self._target(a, named[k]) if k in named else self._argument(a) for k, a in kwargs.items()}
         if len({id(t.untyped_storage()) for t, _ in self.targets}) < len(self.targets):
             raise Unsafe("writes to one storage twice")
 
@@ -352,16 +352,16 @@ class Draft:
             return [self._argument(x) for x in a]
         return a
 
-    def _target(self, a: Any, name: str) -> Any:
+    def _target(self, a: Any, forgets: bool) -> Any:
         if isinstance(a, (list, tuple)):
-            return [self._target(x, name) for x in a]
+            return [self._target(x, forgets) for x in a]
         if a is None:
             return None
         if why := oddity(a):
             raise Unsafe(why)
         self.targets.append((a, a.untyped_storage().nbytes()))
         where = geometry(a)
-        if self.op.forgets(name) and not where[4] and covers_storage(a):
+        if forgets and not where[4] and covers_storage(a):
             storage = a.untyped_storage()
             self.storages[id(storage)] = storage
             return Write(None, where, a.device)

@@ -111,9 +111,10 @@ class Op:
         p = args[self.dropout] if self.dropout < len(args) else kwargs.get("dropout_p", 0.0)
         return self.random and p != 0.0
 
-    def forgets(self, name: str) -> bool:
+    def forgets(self, name: str, args: Sequence[Any]) -> bool:
         """Whether what it writes to argument `name` does not depend on what was there, provided it covers it all."""
-        return self.overwrites or (self.packet == "rrelu_with_noise" and name == "noise")
+        in_training = self.packet == "rrelu_with_noise" and len(args) > 4 and bool(args[4])
+        return self.overwrites or (in_training and name == "noise")
 
 
 def batch_norm_updates(args: Sequence[Any]) -> bool:
