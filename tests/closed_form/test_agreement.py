@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.closed_form.models import Gpt, Llama
 from torch import nn
 
 from holdover.closed_form.architecture import Architecture, Kernels
@@ -18,7 +19,6 @@ from holdover.closed_form.layout import Layout
 from holdover.closed_form.tensors import Layer
 from holdover.trace.graph import Category
 from holdover.trace.record import record
-from tests.closed_form.models import Gpt, Llama
 
 Saved = dict[str, int]
 
@@ -215,9 +215,7 @@ def test_llama(
     for block in range(layers):
         names = llama_names(block, expand=expand, wide=wide)
         assert take(saved, names) == listed(layer(shape, kernels), shape, kernels, batch, sequence)
-    assert take(saved, {"input 0": "token ids"}) == listed(
-        first_end(shape, kernels), shape, kernels, batch, sequence
-    )
+    assert take(saved, {"input 0": "token ids"}) == listed(first_end(shape, kernels), shape, kernels, batch, sequence)
     values = Layout(micro_batch=batch, sequence=sequence).values(shape)
     tables = [maker for maker in (":cos 0", ":sin 0", ":_to_copy 0", ":_to_copy 1") if maker in saved]
     assert sum(saved.pop(maker) for maker in tables) == rotary_tables(shape, kernels).at(values) * batch * sequence

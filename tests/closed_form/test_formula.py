@@ -59,8 +59,10 @@ def test_text() -> None:
 numbers = st.integers(1, 50)
 formulas = st.recursive(
     st.sampled_from([h, a, t]) | st.integers(-3, 3).map(lambda n: Formula() + n),
-    lambda inner: st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1])
-    | st.tuples(inner, inner).map(lambda pair: pair[0] * pair[1]),
+    lambda inner: (
+        st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1])
+        | st.tuples(inner, inner).map(lambda pair: pair[0] * pair[1])
+    ),
     max_leaves=6,
 )
 

@@ -44,7 +44,7 @@ def per_token(architecture: Architecture, kernels: Kernels = MEGATRON, kind: str
         ),
         pytest.param(Kernels(fp8="tensor"), 6 * h + 5 * a * d + 4 * g * d + 5 * f + 4 * a, id="fp8"),
         pytest.param(Kernels(fp32_residual=True), 12 * h + 4 * a * d + 4 * g * d + 6 * f + 4 * a, id="fp32 residual"),
-        pytest.param(Kernels(fp8_gated_input=True), 8 * h + 4 * a * d + 4 * g * d + 4 * f + 4 * a, id="fp8 SwiGLU input"),
+        pytest.param(Kernels(fp8_gated_input=True), 8 * h + 4 * a * d + 4 * g * d + 4 * f + 4 * a, id="fp8 gate, up"),
         pytest.param(Kernels(norm="composite"), 20 * h + 4 * a * d + 4 * g * d + 6 * f + 4 * a, id="nn.RMSNorm on CPU"),
     ],
 )

@@ -130,9 +130,7 @@ def test_the_hull_is_convex_and_keeps_both_ends() -> None:
     corners = hull(MENU)
     assert corners[0] is MENU[0]
     assert corners[-1] is MENU[-1]
-    slopes = [
-        (y.seconds - x.seconds) / (x.kept_bytes - y.kept_bytes) for x, y in itertools.pairwise(corners)
-    ]
+    slopes = [(y.seconds - x.seconds) / (x.kept_bytes - y.kept_bytes) for x, y in itertools.pairwise(corners)]
     assert slopes == sorted(slopes)
 
 

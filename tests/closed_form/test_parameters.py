@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import pytest
 import torch
+from tests.closed_form.models import Gpt, Llama
 
 from holdover.closed_form.architecture import Architecture
 from holdover.closed_form.estimate import closed_form
 from holdover.closed_form.layout import Layout
 from holdover.closed_form.parameters import States, unique_parameters
 from holdover.closed_form.presets import PRESETS
-from tests.closed_form.models import Gpt, Llama
 
 BILLIONS = {
     "llama2-7b": 6.738,

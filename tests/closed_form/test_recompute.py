@@ -44,9 +44,9 @@ def test_modules_of_a_llama_layer(modules: tuple[str, ...], saved: Any) -> None:
 def test_modules_of_a_deepseek_layer() -> None:
     listed, values = layer(DEEPSEEK, MEGATRON, "moe"), DEEPSEEK.values() | ONE
     saved = {
-        name: (
-            listed.bytes(small=False) - treatment(listed, "selective", selective(name)).kept_bytes(small=False)
-        ).at(values)
+        name: (listed.bytes(small=False) - treatment(listed, "selective", selective(name)).kept_bytes(small=False)).at(
+            values
+        )
         for name in ("mla_up_proj", "moe_act", "shared_experts", "moe", "layernorm")
     }
     assert saved["mla_up_proj"] == 131_072

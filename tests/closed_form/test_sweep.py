@@ -27,9 +27,7 @@ def test_every_candidate_is_what_closed_form_says(name: str, kernels: Kernels, g
     assert swept.tried == len(layouts) * len(recomputations_for(model, kernels))
     assert len(swept.fitting) > 10
     for candidate in swept.fitting[:: max(1, len(swept.fitting) // 25)]:
-        alone = closed_form(
-            model, candidate.layout, kernels=kernels, recompute=candidate.recompute, cluster=CLUSTER
-        )
+        alone = closed_form(model, candidate.layout, kernels=kernels, recompute=candidate.recompute, cluster=CLUSTER)
         if candidate.recompute.granularity == "optimal":  # the sweep walks the hull, one layout alone is solved exactly
             assert alone.step_seconds <= candidate.step_seconds * (1 + 1e-9)
             assert candidate.step_seconds <= alone.step_seconds * 1.02
