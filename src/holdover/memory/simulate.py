@@ -125,6 +125,7 @@ class _Walk:
         self.referred: dict[int, _Recipe] = {}  # storages that the program holds -> recipe of their content
         self.pinned: dict[int, list[list[int]]] = defaultdict(list)
         self.copies: dict[int, int] = {}  # value -> holding of its replayed copy
+        self.wants: dict[int, int] = defaultdict(int)  # value -> how many want it in this pass
         self.small_copies: dict[int, int] = {}  # value -> holding of the copy that its pins share
         self.unpacked = [False] * len(trace.slots)
         self.slots_alive: set[int] = set()  # of recipes
@@ -313,7 +314,7 @@ class _Walk:
         if recipe is not None:
             recipe.refs += 1
             self.slots_alive.add(number)
-            self.want(recipe, 1)
+            self.want(recipe, value, 1)
         else:
             self.hold(self.trace.values[value].storage)
 
@@ -323,12 +324,12 @@ class _Walk:
         if recipe is None:
             return
         if not self.available(value):
-            self.materialise(recipe)
+            self.materialise(recipe, value)
         if not self.unpacked[number]:
             self.unpacked[number] = recipe.spent = True
-            self.want(recipe, -1)
-        if not recipe.wanted:
-            self.let_go(recipe)
+            self.want(recipe, value, -1)
+        if not self.wants[value]:
+            self.let_go(value)
 
     def on_release(self, number: int) -> None:
         value = self.trace.slots[number].value
@@ -338,7 +339,7 @@ class _Walk:
             return
         self.slots_alive.discard(number)
         if not self.unpacked[number]:
-            self.want(recipe, -1)
+            self.want(recipe, value, -1)
         self.unref(recipe)
 
     def on_pass(self, number: int) -> None:
@@ -346,36 +347,37 @@ class _Walk:
         if number <= self.last_pass:
             return  # back from a nested run to the one around it
         self.last_pass = number
-        alive = {id(r): r for r in self.recipes.values() if not r.dead and (r.replayed or r.spent)}
-        if not alive:
+        if not any(r.replayed or r.spent for r in self.recipes.values() if not r.dead):
             return
-        for recipe in alive.values():
-            self.let_go(recipe)
+        for value in list(self.copies):
+            self.let_go(value)
+        self.wants.clear()
         for recipe in {id(r): r for r in self.recipes.values() if not r.dead}.values():
             recipe.wanted, recipe.replayed, recipe.spent = 0, False, False
         for slot in self.slots_alive:
             self.unpacked[slot] = False
-            self.want(self.recipes[self.trace.slots[slot].value], 1)
+            value = self.trace.slots[slot].value
+            self.want(self.recipes[value], value, 1)
 
     # -- recipes --------------------------------------------------------------------------------------------------
 
-    def want(self, recipe: _Recipe, change: int) -> None:
-        """Somebody more, or less, wants what the recipe makes; a recipe that is wanted wants its inputs (rule 11)."""
-        stack = [recipe]
+    def want(self, recipe: _Recipe, value: int, change: int) -> None:
+        """Somebody more, or less, wants the value; a recipe of which anything is wanted wants its inputs (rule 11)."""
+        stack = [(recipe, value)]
         while stack:
-            r = stack.pop()
+            r, v = stack.pop()
             before = r.wanted
             r.wanted += change
-            if not r.wanted:
-                self.let_go(r)
+            self.wants[v] += change
+            if not self.wants[v]:
+                self.let_go(v)
             if bool(before) != bool(r.wanted) and not r.replayed:
-                stack.extend(source for source, _ in r.inputs)
+                stack.extend(r.inputs)
 
-    def let_go(self, recipe: _Recipe) -> None:
-        for v in recipe.outputs:
-            copy = self.copies.pop(v, None)
-            if copy is not None:
-                self.free(copy)
+    def let_go(self, value: int) -> None:
+        copy = self.copies.pop(value, None)
+        if copy is not None:
+            self.free(copy)
 
     def unref(self, recipe: _Recipe) -> None:
         stack = [recipe]
@@ -385,7 +387,8 @@ class _Walk:
             if r.refs or r.dead:
                 continue
             r.dead = True
-            self.let_go(r)
+            for v in r.outputs:
+                self.let_go(v)
             for pin in r.pins:
                 pins = self.pinned.get(pin[0])
                 if pins is not None:
@@ -399,10 +402,11 @@ class _Walk:
         storage = self.trace.values[value].storage
         return value in self.copies or bool(self.program[storage] and self.content[storage] == value)
 
-    def materialise(self, target: _Recipe) -> None:
+    def materialise(self, target: _Recipe, asked: int) -> None:
         """Replay what is missing, inputs before outputs; what only this replay needed goes with its last reader."""
         order: list[_Recipe] = []
         readers: dict[int, int] = defaultdict(int)
+        readers[asked] = 1
         seen: set[int] = set()
         stack = [(target, False)]
         while stack:
@@ -415,25 +419,25 @@ class _Walk:
             seen.add(id(r))
             stack.append((r, True))
             for source, value in reversed(r.inputs):
-                readers[id(source)] += 1
+                readers[value] += 1
                 if not self.available(value):
                     stack.append((source, False))
         for r in order:
-            self.replay(r)
-            for source, _ in r.inputs:
-                readers[id(source)] -= 1
-                if not readers[id(source)] and not source.wanted:
-                    self.let_go(source)
+            self.replay(r, readers)
+            for value in (*(v for _, v in r.inputs), *r.outputs):
+                if value in self.copies and not readers[value] and not self.wants[value]:
+                    self.let_go(value)
 
-    def replay(self, recipe: _Recipe) -> None:
+    def replay(self, recipe: _Recipe, readers: dict[int, int]) -> None:
         op = self.trace.ops[recipe.op]
         self.replays[recipe.op] += 1
         self.run_kernel(recipe.op)
+        for _, value in recipe.inputs:
+            readers[value] -= 1
         taken: dict[int, int] = {}
         for before, after in op.writes:
-            source = self.recipes.get(before)
-            alone = source is not None and source.wanted <= (not recipe.replayed and recipe.wanted > 0)
-            if alone and before in self.copies:
+            own = not recipe.replayed and recipe.wanted > 0
+            if before in self.copies and not readers[before] and self.wants[before] <= own:
                 taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
         for v in recipe.outputs:
             if v in self.copies:
@@ -449,8 +453,8 @@ class _Walk:
         if not recipe.replayed:
             recipe.replayed = True
             if recipe.wanted:
-                for source, _ in recipe.inputs:
-                    self.want(source, -1)
+                for source, value in recipe.inputs:
+                    self.want(source, value, -1)
 
     def timeline(self, first: _Walk) -> Timeline:
         live, extras, spare = self.snapshot or ({}, [], 0)
