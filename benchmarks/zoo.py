@@ -41,7 +41,8 @@ with contextlib.suppress(RuntimeError):  # then torchvision's compiled ops are t
 def gpt2() -> Example:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=2048, n_positions=256, n_embd=256, n_layer=4, n_head=8, use_cache=False)
+    config = GPT2Config(vocab_size=2048, n_positions=256, n_embd=256, n_layer=4, n_head=8, use_cache=False,
+                        bos_token_id=0, eos_token_id=0)  # fmt: skip
     ids = _tokens(2048, 8, 256)
     return GPT2LMHeadModel(config), (), {"input_ids": ids, "labels": ids}, None
 
@@ -101,11 +102,11 @@ def _timm(name: str, batch: int, size: int) -> Example:
 
 
 def resnet18() -> Example:
-    return _timm("resnet18", 16, 128)
+    return _timm("resnet18", 32, 128)
 
 
 def resnet50() -> Example:
-    return _timm("resnet50", 8, 128)
+    return _timm("resnet50", 16, 128)
 
 
 def convnext() -> Example:

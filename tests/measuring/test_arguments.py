@@ -58,6 +58,7 @@ def test_dtypes_may_be_named_or_given(dtype: object) -> None:
         Signature("aten.neg.default", (TensorSpec((4,), (1,), "float99", "cpu"),), ()),
         Signature("aten.neg.default", (TensorSpec((4,), (1,), "float32", "cuda:0"),), ()),
         Signature("aten.neg.default", (None,), (), runnable=False),
+        Signature("aten.mkldnn_rnn_layer_backward.default", (TensorSpec((0,), (1,), "uint8", "cpu"),), ()),
     ],
 )
 def test_what_cannot_be_called_is_refused(signature: Signature) -> None:

@@ -99,6 +99,8 @@ class Arena:
         op = resolve(signature.name)
         if op._schema.name.split("::")[1] in _REPLACES_MEMORY:
             raise UnrunnableError(f"{signature.name} would replace the memory it is given")
+        if "rnn" in signature.name and not all(all(spec.shape) for spec in tensors_of(signature)):
+            raise UnrunnableError(f"{signature.name} would read an empty argument beyond its end")  # and crash
         self._reserve(signature)
         names = [argument.name for argument in op._schema.arguments]
         kinds = {argument.name: str(argument.real_type) for argument in op._schema.arguments}
