@@ -198,9 +198,7 @@ def _choices(trace: Trace, recorded: frozenset[int], pack: Mapping[int, int]) ->
     return [choice(o, RECOMPUTE) for o in sorted(recorded)] + [choice(o, PACK) for o in sorted(packers)]
 
 
-def _saved_bytes(
-    trace: Trace, problem: Problem, recorded: frozenset[int], pack: Mapping[int, int]
-) -> tuple[int, int]:
+def _saved_bytes(trace: Trace, problem: Problem, recorded: frozenset[int], pack: Mapping[int, int]) -> tuple[int, int]:
     """Activations saved for backward: without the plan, and with it."""
     unplanned = kept = 0
     seen: set[int] = set()

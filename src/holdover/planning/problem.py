@@ -109,9 +109,7 @@ def candidates(trace: Trace, *, with_loss: bool) -> tuple[int, list[int]]:
     return step, sorted(able)
 
 
-def build(
-    trace: Trace, cost: Mapping[int, float], workspace: Mapping[int, int], *, with_loss: bool = False
-) -> Problem:
+def build(trace: Trace, cost: Mapping[int, float], workspace: Mapping[int, int], *, with_loss: bool = False) -> Problem:
     """The problem of the last step of `trace`; `cost` is seconds per signature, launch included."""
     step, eligible = candidates(trace, with_loss=with_loss)
     numbers = [op.id for op in trace.ops if op.step == step]

@@ -7,7 +7,6 @@ changes them as it likes, sends back plain data and disappears.
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import pickle
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from holdover.duplicate import duplicate
 from holdover.errors import TraceError
 from holdover.trace._torch import cuda_is_initialised
 
@@ -46,7 +46,7 @@ def isolated(work: Callable[[Any], T], subject: Any) -> T:
     if can_fork():
         return _in_child(work, subject)
     with random_state_restored():
-        return work(copy.deepcopy(subject))
+        return work(duplicate(subject))
 
 
 class ForeignError(Exception):

@@ -51,9 +51,7 @@ def written_arguments(op: Any) -> tuple[tuple[int, str], ...]:
     if not isinstance(op, OpOverload):
         return ()
     return tuple(
-        (i, a.name)
-        for i, a in enumerate(op._schema.arguments)
-        if a.alias_info is not None and a.alias_info.is_write
+        (i, a.name) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )
 
 

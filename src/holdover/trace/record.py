@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,9 @@ def record(
     faker = Faker(target)  # here and not in the child: what it imports then stays imported
 
     def on_fake(subject: Step) -> Trace:
-        return _record_fake(subject, faker, corrections)
+        return _record_fake(subject, faker, corrections, nullcontext() if noticed else unnoticed())
 
+    noticed = False
     try:
         return isolated(on_fake, step)
     except HoldoverError:
@@ -99,6 +100,17 @@ def record(
     except Exception as failed:
         reason = failed
     if not has_data:
+        noticed = True
+        try:
+            trace = isolated(on_fake, step)
+        except Exception:
+            trace = None
+        if trace is not None:
+            trace.notes.append(
+                "The model asks for values that are not known without data, and takes another path where it sees that "
+                f"tensors have none. That path was recorded; a real step may take less memory. {_said(reason)}"
+            )
+            return trace
         raise TraceError(
             f"The step cannot be recorded without data, and the model or its inputs have none: {_said(reason)} "
             "Build the model and the inputs on a real device, or avoid reading values in forward."
@@ -123,11 +135,13 @@ def _tensors(step: Step) -> list[torch.Tensor]:
     return [*step.model.parameters(), *step.model.buffers(), *tensors_in((step.args, step.kwargs))]
 
 
-def _record_fake(step: Step, faker: Faker, corrections: Corrections | None) -> Trace:
+def _record_fake(
+    step: Step, faker: Faker, corrections: Corrections | None, disguise: AbstractContextManager[None]
+) -> Trace:
     described = describe((step.args, step.kwargs))
     identity = fingerprint(step.model)
     step = replace_tensors(step, faker)
-    with torch.random.fork_rng(devices=[]), faker.mode, unnoticed():
+    with torch.random.fork_rng(devices=[]), faker.mode, disguise:
         recorder = Recorder(real=False, corrections=corrections, known=faker.known)
         return _run(step, recorder, identity, described, faker.device)
 
