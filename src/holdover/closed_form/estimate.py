@@ -53,6 +53,8 @@ class Stage:
     """Not counted: freed once sent, because the next stage keeps it as its input."""
     replay_seconds: float
     """Of one micro-batch."""
+    replay_bound_seconds: float = 0.0
+    """Under "optimal": no choice of tensors to drop replays for less within the budget."""
     chosen: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     """Under "optimal": the kind, how many layers, and the ops that run again."""
 
@@ -372,6 +374,7 @@ def _stage(rows: Rows, counted: Bytes, row: int, replay_seconds: float, choice: 
         host_bytes=whole("host"),
         stage_output_bytes=whole("stage_output"),
         replay_seconds=replay_seconds,
+        replay_bound_seconds=choice.bound_seconds if choice else 0.0,
         chosen=chosen,
     )
 
