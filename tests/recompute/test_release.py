@@ -383,3 +383,27 @@ def assert_hooks_are_off() -> None:
     from holdover.recompute.recorder import RUNNING
 
     assert RUNNING.session is None
+
+
+def test_a_result_that_the_program_holds_pins_nothing(live: Live) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin().neg()
+
+    x = leaf()
+    model = planned(Model(), x, keep={0})
+    before = live.now
+    out = model(x)  # neg's recipe needs sin's result; nobody needs neg's recipe
+    assert live.now - before == 1
+    out.sum().backward()
+    x.grad = None
+    assert live.now - before == 1
+
+
+def test_a_kept_result_does_not_hold_itself(live: Live) -> None:
+    x = leaf()
+    model = planned(Chain("sin tanh"), x, keep={1})
+    before = live.now
+    out = model(x)
+    del out
+    assert live.now == before

@@ -7,10 +7,10 @@ What a recipe holds
  1. A recorded op leaves one recipe. It holds the op, its plain arguments, and for each tensor argument either a
     *reference* (the storage's content was made by a recipe of the same session: no bytes) or a *pin* (it was not:
     the storage is kept alive). A view never has a recipe: it refers to, or pins, the storage it looks at.
- 2. A recipe lives while the storage of one of its outputs lives with the content the recipe made, or autograd holds a
-    saved tensor of one of its values, or another living recipe refers to it. A pin holds its storage until the last
-    recipe that holds the pin dies. Plans bear that in mind: in forward a recipe costs no bytes of its own but its
-    pins, an argument that nobody else would have kept becomes kept.
+ 2. A recipe lives while autograd holds a saved tensor of one of its values, or another living recipe refers to it, or
+    (only until the session ends: at the end of the root's forward, or of the block) the storage of one of its outputs
+    lives with the content the recipe made. A pin holds its storage until the last recipe that holds the pin dies.
+    A recipe costs no bytes of its own but its pins: an argument that nobody else would have kept becomes kept.
  3. Pins of storages of at most 4 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the modules on
     the call stack, tensors among the root call's arguments) hold a copy of the storage, made when first pinned, so that
     later changes do no harm. All pins of one content of one storage share one copy. Parameters are never copied.

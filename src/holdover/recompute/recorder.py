@@ -101,6 +101,7 @@ class Session(TorchDispatchMode):
         self.frames = [self.frame]
         self.modules: list[torch.nn.Module] = []  # on the call stack
         self.inputs: set[int] = set()  # storages of the model's arguments
+        self.made: list[weakref.ref[Any]] = []  # storages that hold a recipe's value
         self.home = current_graph_task_id()
         self.mismatches: list[tuple[str, int, str, str]] = []
         self.unsafe: dict[tuple[str, str], int] = {}
@@ -119,12 +120,19 @@ class Session(TorchDispatchMode):
         RUNNING.session = self
 
     def leave(self) -> None:
-        """Stop watching. Recipes live on in the tensors that need them."""
+        """Stop watching. Recipes live on where autograd has saved what they make, or what is made from that."""
         RUNNING.session = None
         pop_dispatch_mode(None)
         pop_saved_tensors_hooks()
         self.lift.__exit__()
         self.modules.clear()
+        self.outer = None
+        for ref in self.made:
+            storage: Any = ref()
+            note = getattr(storage, "_holdover", None)
+            if type(note) is Value and note.recipe.ledger is self.ledger:
+                del storage._holdover
+        self.made.clear()
 
     def call(
         self, path: str, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -212,6 +220,11 @@ class Session(TorchDispatchMode):
             self._note_unsafe(op, why_not)
         return out
 
+    def remember(self, storage: Any, value: Value) -> None:
+        """Note on a storage what its content was made by. The note lasts until the session ends."""
+        storage._holdover = value
+        self.made.append(weakref.ref(storage))
+
     def _refused(self, op: Op, why: str, args: Any, kwargs: Any) -> Any:
         self._note_unsafe(op, why)
         return self._left_alone(op, args, kwargs)
@@ -235,7 +248,7 @@ class Session(TorchDispatchMode):
                 storage: Any = t.untyped_storage()
                 value = Value(recipe, 0, t, slack)
                 recipe.values = (weakref.ref(value),)
-                storage._holdover = value
+                self.remember(storage, value)
                 self.ledger.packed_bytes += packed[1][0].nbytes
                 self.ledger.packed_from_bytes += storage.nbytes()
         return out
@@ -418,7 +431,7 @@ class Draft:
             recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
             value = Value(recipe, 0, out, 0)
             recipe.values = (weakref.ref(value),)
-            storage._holdover = value
+            self.session.remember(storage, value)
             return ""
         return self._finish_several(out)
 
@@ -448,7 +461,7 @@ class Draft:
         for slot, t, storage, slack in made:
             value = Value(recipe, slot, t, slack)
             values.append(weakref.ref(value))
-            storage._holdover = value
+            self.session.remember(storage, value)
         recipe.values = values
         return ""
 
