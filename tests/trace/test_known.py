@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from holdover.errors import TraceError
 from holdover.trace.record import record
@@ -90,3 +93,32 @@ def test_integer_inputs_and_buffers_are_left_as_they_are() -> None:
     record(model, (torch.ones(3, 4), ids))
     assert model.steps == 0
     assert not ids.any()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Stands for transformers, whose models ask this module whether a tensor is fake."""
+    module = ModuleType("transformers.utils.import_utils")
+    module.is_fake_tensor = lambda t: isinstance(t, FakeTensor)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def looks_first(library: ModuleType) -> Callable[[torch.Tensor], int]:
+    return lambda ids: 1 if library.is_fake_tensor(ids) or (ids > 5).any() else 3
+
+
+def test_libraries_are_told_that_tensors_are_real(library: ModuleType) -> None:
+    asked = library.is_fake_tensor
+    trace = record(Asking(looks_first(library)), (torch.ones(3, 4), torch.zeros(3, 2, dtype=torch.int64)))
+    assert trace.recorded_on == "fake"
+    assert sum(op.name == "aten.addmm.default" for op in trace.ops) == 3
+    assert library.is_fake_tensor is asked
+
+
+def test_without_data_the_path_for_fake_tensors_is_taken_and_said(library: ModuleType) -> None:
+    model = Asking(looks_first(library)).to("meta")
+    ids = torch.zeros(3, 2, dtype=torch.int64, device="meta")
+    trace = record(model, (torch.ones(3, 4, device="meta"), ids))
+    assert sum(op.name == "aten.addmm.default" for op in trace.ops) == 1
+    assert "another path" in trace.notes[0]
