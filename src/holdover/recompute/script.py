@@ -40,9 +40,7 @@ class Compiled:
         for key, entries in self.scripts.items():
             for index, (name, action) in entries.items():
                 if action not in ACTIONS:
-                    raise ValueError(
-                        f"unknown action {action!r} for {name} at {key!r}, {index}: use recompute or pack"
-                    )
+                    raise ValueError(f"unknown action {action!r} for {name} at {key!r}, {index}: use recompute or pack")
         self.quiet = frozenset(quiet)
         self.open = frozenset(k for key in self.scripts for k in _upwards(key))
 

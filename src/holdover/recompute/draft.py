@@ -1,0 +1,177 @@
+"""From an op that is about to run to the recipe that it leaves."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdover.recompute import random
+from holdover.recompute._torch import alias
+from holdover.recompute.geometry import covers_storage, geometry, oddity
+from holdover.recompute.mutation import written
+from holdover.recompute.recipe import SMALL_PIN_BYTES, Pins, Recipe, Ref, Source, Value, Write, flat
+from holdover.recompute.rules import Op
+
+if TYPE_CHECKING:
+    from holdover.recompute.recorder import Session
+
+PART_OF_ARGUMENT = "returns part of an argument"
+
+
+class Unsafe(Exception):  # noqa: N818 - caught here, never seen outside
+    """This op cannot be recorded; the message says why."""
+
+
+class Draft:
+    """The recipe of an op that is about to run.
+
+    Raises:
+        Unsafe: the op cannot be made to run again on these arguments.
+    """
+
+    __slots__ = ("args", "draw", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets")
+
+    def __init__(self, session: Session, op: Op, args: Any, kwargs: Any) -> None:
+        self.session, self.op = session, op
+        self.inputs: list[Value] = []
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.targets: list[tuple[torch.Tensor, int]] = []
+        self.overwritten: list[torch.Tensor] = []
+        self.draw = None
+        if not op.simple:
+            self.overwritten = written(op, args, kwargs)
+            if op.hidden_writes is not None and op.hidden_writes(args):
+                args = (*args[:3], None, None, *args[5:])
+        if op.random and op.draws(args, kwargs):
+            try:
+                self.draw = random.before(op, args, kwargs)
+            except LookupError as e:
+                raise Unsafe(str(e)) from None
+            if op.generator:
+                args = args[: op.argument_names.index(op.generator)]
+                kwargs = {k: v for k, v in kwargs.items() if k != op.generator}
+        if op.writes:
+            self._with_targets(args, kwargs)
+        else:
+            self.args = [
+                self._reference(a) if isinstance(a, torch.Tensor) else self._argument(a) if type(a) is list else a
+                for a in args
+            ]
+            self.kwargs = {k: self._argument(a) for k, a in kwargs.items()} if kwargs else None
+
+    def _with_targets(self, args: Any, kwargs: Any) -> None:
+        forgets = {i: self.op.forgets(name, args) for i, name in self.op.writes}
+        named = {name: forgets[i] for i, name in self.op.writes}
+        self.args = [self._target(a, forgets[i]) if i in forgets else self._argument(a) for i, a in enumerate(args)]
+        self.kwargs = {k: self._target(a, named[k]) if k in named else self._argument(a) for k, a in kwargs.items()}
+        if len({id(t.untyped_storage()) for t, _ in self.targets}) < len(self.targets):
+            raise Unsafe("writes to one storage twice")
+
+    def _argument(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            return self._reference(a)
+        if type(a) is list or type(a) is tuple:
+            return [self._argument(x) for x in a]
+        return a
+
+    def _target(self, a: Any, forgets: bool) -> Any:
+        if isinstance(a, (list, tuple)):
+            return [self._target(x, forgets) for x in a]
+        if a is None:
+            return None
+        if why := oddity(a):
+            raise Unsafe(why)
+        self.targets.append((a, a.untyped_storage().nbytes()))
+        where = geometry(a)
+        if forgets and not where[4] and covers_storage(a):
+            storage = a.untyped_storage()
+            self.storages[id(storage)] = storage
+            return Write(None, where, a.device)
+        ref = self._reference(a)
+        return Write(ref.node, ref.geometry, a.device)
+
+    def _reference(self, tensor: torch.Tensor) -> Ref:
+        if why := oddity(tensor):
+            raise Unsafe(why)
+        storage: Any = tensor.untyped_storage()
+        self.storages[id(storage)] = storage
+        note = getattr(storage, "_holdover", None)
+        if type(note) is Value and note.recipe.ledger is self.session.ledger:
+            gap = tensor._version - note.version
+            if gap == 0 or gap == note.slack:
+                self.inputs.append(note)
+                original = note.original
+                same = original is not None and original() is tensor
+                return Ref(note, None if same else geometry(tensor))
+            del storage._holdover  # written to while nobody watched
+        return self._pin(tensor, storage, note)
+
+    def _pin(self, tensor: torch.Tensor, storage: Any, note: Any) -> Ref:
+        if tensor.is_inference():
+            raise Unsafe("inference tensor")
+        version, ledger = tensor._version, self.session.ledger
+        if type(note) is not Pins:
+            note = Pins()
+            storage._holdover = note
+        source = note.find(version, ledger)
+        if source is None:
+            source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger)
+            if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
+                source.copy_on_write()
+            note.add(source)
+        return Ref(source, None if source.tensor is tensor else geometry(tensor))
+
+    def _existed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Whether it is one of the model's arguments, or a buffer of a module that is running."""
+        if storage._cdata in self.session.inputs:
+            return True
+        if tensor.requires_grad:
+            return False
+        buffers = (b for m in self.session.modules for b in m._buffers.values() if b is not None)
+        return any(not oddity(b) and b.untyped_storage() is storage for b in buffers)
+
+    def finish(self, out: Any) -> str:
+        """Leave the recipe on what the op made. Returns why not, where that turns out to be impossible only now."""
+        op, targets = self.op, self.targets
+        if not targets and isinstance(out, torch.Tensor):
+            storage: Any = out.untyped_storage() if (why := oddity(out)) == "" else None
+            if storage is None or id(storage) in self.storages:
+                return why or PART_OF_ARGUMENT
+            recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+            value = Value(recipe, 0, out, 0)
+            recipe.values = (weakref.ref(value),)
+            self.session.remember(storage, value)
+            return ""
+        return self._finish_several(out)
+
+    def _finish_several(self, out: Any) -> str:
+        op = self.op
+        made: list[tuple[int, torch.Tensor, Any, int]] = []
+        targets = [t.untyped_storage() for t, _ in self.targets]
+        seen: list[torch.UntypedStorage] = []
+        for k, t in enumerate(flat(out)):
+            if not isinstance(t, torch.Tensor):
+                continue
+            if why := oddity(t):
+                return why
+            storage = t.untyped_storage()
+            if any(storage is s for s in targets) or any(storage is s for s in seen):
+                continue
+            if id(storage) in self.storages:
+                return PART_OF_ARGUMENT
+            seen.append(storage)
+            made.append((k, t, storage, 0))
+        for n, ((t, nbytes), storage) in enumerate(zip(self.targets, targets, strict=True)):
+            if storage.nbytes() != nbytes:
+                return "resizes what it writes to"
+            made.append((~n, t, storage, 1))
+        recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+        values = []
+        for slot, t, storage, slack in made:
+            value = Value(recipe, slot, t, slack)
+            values.append(weakref.ref(value))
+            self.session.remember(storage, value)
+        recipe.values = values
+        return ""

@@ -1,0 +1,252 @@
+"""Who wants which value, and making the wanted ones again: the rules 8 to 14 of recipe.py."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+
+from holdover.recompute._torch import at_end_of_pass, current_graph_task_id, plain_kernels
+from holdover.recompute.geometry import Geometry, rebuild
+from holdover.recompute.recipe import NO_PASS, Recipe, Value
+
+
+class Replay:
+    """What one replay holds: tensors by value, how many runs to come read each, and which are ours to change."""
+
+    __slots__ = ("held", "owned", "uses")
+
+    def __init__(self) -> None:
+        self.held: dict[Value, torch.Tensor] = {}
+        self.uses: dict[Value, int] = {}
+        self.owned: set[Value] = set()
+
+
+class Ledger:
+    """Who wants which value: the bookkeeping of one session's recipes, alive as long as they are.
+
+    Attributes:
+        lock: autograd runs the nodes of each device in a thread of its own.
+        cached: values with a cached tensor.
+        task: the pass that `cached` belongs to.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.cached: set[Value] = set()
+        self.task = NO_PASS
+        self.model: weakref.ref[torch.nn.Module] | None = None
+        self.replayed_ops = self.replayed_bytes = self.dropped_bytes = 0
+        self.packed_bytes = self.packed_from_bytes = 0
+
+    def describe(self, tensor: torch.Tensor) -> str:
+        """The parameter's or buffer's name, where it is one, and its shape."""
+        model = self.model() if self.model is not None else None
+        name = ""
+        if model is not None:
+            named = [*model.named_parameters(), *model.named_buffers()]
+            name = next((n for n, t in named if t.untyped_storage() is tensor.untyped_storage()), "")
+        kind = f"{name or 'a tensor that is no parameter'} of shape {list(tensor.shape)}"
+        return f"{kind} and type {str(tensor.dtype).removeprefix('torch.')}"
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    def claim(self, value: Value) -> None:
+        """Somebody new may ask for `value`."""
+        value.claims += 1
+        recipe = value.recipe
+        recipe.claims += 1
+        if recipe.claims > 1:
+            return
+        todo = [*recipe.inputs]
+        while todo:
+            v = todo.pop()
+            v.claims += 1
+            recipe = v.recipe
+            recipe.claims += 1
+            if recipe.claims == 1:
+                todo.extend(recipe.inputs)
+
+    def drop(self, value: Value, satisfied_in: int) -> None:
+        """One who might have asked for `value` is gone; `satisfied_in` is the last pass in which they got it."""
+        todo = [(value, satisfied_in)]
+        while todo:
+            v, satisfied = todo.pop()
+            v.claims -= 1
+            if satisfied == v.done_in and satisfied != NO_PASS:
+                v.done -= 1
+            if v.tensor is not None and not v.wanted(self.task):
+                self._forget(v)
+            recipe = v.recipe
+            recipe.claims -= 1
+            if recipe.claims == 0:
+                todo.extend([(w, recipe.finished) for w in recipe.inputs])
+                recipe.finished = NO_PASS
+            elif v.done_in == self.task != NO_PASS:
+                self._give_up(recipe, self.task)
+
+    def satisfy(self, value: Value, task: int) -> None:
+        """One who wanted `value` in this pass got it, or turned out not to need it."""
+        todo = [value]
+        while todo:
+            v = todo.pop()
+            if v.done_in != task:
+                v.done_in, v.done = task, 0
+            v.done += 1
+            if v.claims > v.done:
+                continue
+            if v.tensor is not None:
+                self._forget(v)
+            todo.extend(self._not_needed(v.recipe, task))
+
+    def _give_up(self, recipe: Recipe, task: int) -> None:
+        for w in self._not_needed(recipe, task):
+            self.satisfy(w, task)
+
+    def _not_needed(self, recipe: Recipe, task: int) -> list[Value]:
+        """The inputs of a recipe that will not run in this pass, if that has just become clear."""
+        if recipe.finished == task or any(u is not None and u.wanted(task) for u in map(_deref, recipe.values)):
+            return []
+        recipe.finished = task
+        return recipe.inputs
+
+    def _forget(self, value: Value) -> None:
+        value.tensor = None
+        self.cached.discard(value)
+
+    def _enter_pass(self, task: int) -> None:
+        if self.cached:
+            self._leave_pass()
+        self.task = task
+        at_end_of_pass(self._leave_pass)
+
+    def _leave_pass(self) -> None:
+        with self.lock:
+            for v in list(self.cached):
+                v.tensor = None
+            self.cached.clear()
+
+    # -- replay ---------------------------------------------------------------------------------------------------
+
+    def get(self, value: Value, task: int) -> torch.Tensor:
+        """The content of `value`. The caller holds the lock."""
+        tensor = value.tensor
+        if tensor is None:
+            tensor = value.alive()
+        if tensor is None:
+            tensor = self._replay(value, task)
+        return tensor
+
+    def _replay(self, target: Value, task: int) -> torch.Tensor:
+        if task != NO_PASS and task != self.task:
+            self._enter_pass(task)
+        replay = Replay()
+        held = replay.held
+        replay.uses[target] = 1
+        order = self._order(target, replay)
+        with plain_kernels():
+            self._run(order, replay, task)
+        return held[target]
+
+    def _run(self, order: list[Recipe], replay: Replay, task: int) -> None:
+        held, uses, owned = replay.held, replay.uses, replay.owned
+        for recipe in order:
+            if task != NO_PASS and recipe.finished != task:
+                recipe.finished = task
+                for v in recipe.inputs:
+                    self.satisfy(v, task)
+            results = recipe.run(replay)
+            if recipe.name:
+                self.replayed_ops += 1
+            for v in recipe.inputs:
+                uses[v] -= 1
+                if not uses[v]:
+                    held.pop(v, None)
+                    owned.discard(v)
+            for made in map(_deref, recipe.values):
+                if made is not None:
+                    self._hold(made, results[made.slot], replay, task)
+            del results
+
+    def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, task: int) -> None:
+        """Hold what a recipe has just made, for the rest of this replay, for the rest of the pass, or not at all."""
+        needed = replay.uses.get(value, 0) > 0
+        wanted = task != NO_PASS and value.wanted(task)
+        if needed:
+            replay.held[value] = tensor
+            replay.owned.add(value)
+        if wanted:
+            value.tensor, value.handed = tensor, False
+            self.cached.add(value)
+        if (needed or wanted) and value.recipe.name:
+            self.replayed_bytes += tensor.untyped_storage().nbytes()
+
+    def _order(self, target: Value, replay: Replay) -> list[Recipe]:
+        """The recipes to run, inputs first. Fills `replay` with what is there already, and with the numbers of uses."""
+        held, uses = replay.held, replay.uses
+        order: list[Recipe] = []
+        planned = {target.recipe}
+        stack = [(target.recipe, 0)]
+        while stack:
+            recipe, i = stack.pop()
+            inputs = recipe.inputs
+            while i < len(inputs):
+                v = inputs[i]
+                i += 1
+                uses[v] = uses.get(v, 0) + 1
+                if v in held or v.recipe in planned:
+                    continue
+                if v.tensor is not None:
+                    held[v] = v.tensor
+                    if not v.handed:
+                        replay.owned.add(v)
+                elif (tensor := v.alive()) is not None:
+                    held[v] = tensor
+                else:
+                    planned.add(v.recipe)
+                    stack.append((recipe, i))
+                    stack.append((v.recipe, 0))
+                    break
+            else:
+                order.append(recipe)
+        return order
+
+
+def _deref(value: weakref.ref[Value]) -> Value | None:
+    return value()
+
+
+class SavedRef:
+    """What autograd holds in place of a saved tensor whose value has a recipe."""
+
+    __slots__ = ("geometry", "satisfied_in", "value")
+
+    def __init__(self, value: Value, geometry: Geometry, storage: torch.UntypedStorage) -> None:
+        self.value, self.geometry, self.satisfied_in = value, geometry, NO_PASS
+        ledger = value.recipe.ledger
+        with ledger.lock:
+            ledger.claim(value)
+            if not value.saved:
+                value.saved = True
+                ledger.dropped_bytes += storage.nbytes()
+
+    def __del__(self) -> None:
+        ledger = self.value.recipe.ledger
+        with ledger.lock:
+            ledger.drop(self.value, self.satisfied_in)
+
+    def get(self) -> torch.Tensor:
+        """The saved tensor, made again if need be."""
+        value = self.value
+        ledger = value.recipe.ledger
+        task = current_graph_task_id()
+        with ledger.lock:
+            base = ledger.get(value, task)
+            if base is value.tensor:
+                value.handed = True
+            tensor = rebuild(base.detach() if base.requires_grad else base, self.geometry)
+            if task != NO_PASS and self.satisfied_in != task:
+                self.satisfied_in = task
+                ledger.satisfy(value, task)
+        return tensor

@@ -1,0 +1,44 @@
+"""Ops that write to a storage: what recipes need of its content is saved before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdover.recompute.geometry import oddity
+from holdover.recompute.recipe import Value, flat
+from holdover.recompute.rules import Op
+
+
+def written(op: Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that this call writes to."""
+    if op.hidden_writes is not None and op.hidden_writes(args):
+        return [t for t in args[3:5] if t is not None]
+    found: list[torch.Tensor] = []
+    for position, name in op.writes:
+        a = args[position] if position < len(args) else kwargs.get(name)
+        found += [t for t in flat(a) if isinstance(t, torch.Tensor)]
+    return found
+
+
+def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an op's arguments."""
+    return [t for t in flat([*args, *kwargs.values()]) if isinstance(t, torch.Tensor)]
+
+
+def about_to_write(tensor: torch.Tensor) -> None:
+    """Save what recipes need of a storage that is going to be written to, and forget what made its content."""
+    if oddity(tensor):
+        return
+    storage: Any = tensor.untyped_storage()
+    note = getattr(storage, "_holdover", None)
+    if note is None:
+        return
+    if type(note) is Value:
+        note.original = None
+    else:
+        for ref in note:
+            if (source := ref()) is not None:
+                source.copy_on_write()
+    del storage._holdover
