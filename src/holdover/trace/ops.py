@@ -61,6 +61,26 @@ def is_random(op: Any) -> bool:
 
 
 @cache
+def dropout_position(op: Any) -> int:
+    """Where the op's dropout probability stands among its arguments; -1 if it has none."""
+    names = [a.name for a in op._schema.arguments] if isinstance(op, OpOverload) else []
+    return names.index("dropout_p") if "dropout_p" in names else -1
+
+
+def draws(op: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this call of the op takes random numbers: attention without dropout does not.
+
+    >>> q = torch.ones(1, 1, 2, 8)
+    >>> draws(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q), {})
+    False
+    """
+    position = dropout_position(op)
+    if position < 0:
+        return is_random(op)
+    return is_random(op) and (args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)) != 0.0
+
+
+@cache
 def obstacle(op: Any) -> str:
     """Why the outputs of `op` can never be made again by running it once more; "" when they can."""
     if not isinstance(op, OpOverload):

@@ -45,7 +45,7 @@ from holdover.trace.known import KnownValues
 from holdover.trace.ops import (
     OVERWRITES,
     UNINITIALISED,
-    is_random,
+    draws,
     obstacle,
     op_name,
     written_arguments,
@@ -102,6 +102,10 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each op passes through two wrappers that only matter inside a compiled frame
 
     def __init__(
         self,
@@ -225,7 +229,7 @@ class Recorder(TorchDispatchMode):
         inputs = tuple(dict.fromkeys(live.content[-1] for live in read))
         signature = self.signature(func, args, kwargs)
         op = Op(number, op_name(func), Phase.BACKWARD if in_backward else self.phase, self.step, call, index, signature,
-                inputs, (), random=is_random(func), of=of)  # fmt: skip
+                inputs, (), random=draws(func, args, kwargs), of=of)  # fmt: skip
         trace.ops.append(op)
         trace.events.append((Event.OP, number))
 
