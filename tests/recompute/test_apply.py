@@ -315,9 +315,8 @@ def test_two_models_train_in_two_threads() -> None:
     failures: list[Any] = []
     barrier = threading.Barrier(4)
 
-    def train(use_session: bool) -> None:
+    def train(model: nn.Module, use_session: bool) -> None:
         try:
-            model, x = model_and_batch()
             seen = script(model, (x,))
             if not use_session:
                 install(model, seen)
@@ -333,7 +332,8 @@ def test_two_models_train_in_two_threads() -> None:
         except BaseException as e:
             failures.append(e)
 
-    threads = [threading.Thread(target=train, args=(i % 2 == 0,)) for i in range(4)]
+    models = [model_and_batch()[0] for _ in range(4)]  # here: the seed is one for all threads
+    threads = [threading.Thread(target=train, args=(model, i % 2 == 0)) for i, model in enumerate(models)]
     for t in threads:
         t.start()
     for t in threads:
