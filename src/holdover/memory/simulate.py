@@ -127,6 +127,8 @@ class _Walk:
         self.copies: dict[int, int] = {}  # value -> holding of its replayed copy
         self.wants: dict[int, int] = defaultdict(int)  # value -> how many want it in this pass
         self.small_copies: dict[int, int] = {}  # value -> holding of the copy that its pins share
+        self.lent: set[int] = set()  # storages that the program holds because a replay gave them to autograd
+        self.resaved: set[int] = set()  # slots that autograd saved of such: the runtime keeps them
         self.unpacked = [False] * len(trace.slots)
         self.slots_alive: set[int] = set()  # of recipes
         self.last_pass = -1
@@ -307,11 +309,14 @@ class _Walk:
             if not self.ours[storage]:
                 self.add(storage, -1)
             self.forget(storage)
+            self.lent.discard(storage)
 
     def on_pack(self, number: int) -> None:
         value = self.trace.slots[number].value
         recipe = self.recipes.get(value)
-        if recipe is not None:
+        if recipe is not None and self.trace.values[value].storage in self.lent:
+            self.resaved.add(number)
+        if recipe is not None and number not in self.resaved:
             recipe.refs += 1
             self.slots_alive.add(number)
             self.want(recipe, value, 1)
@@ -321,10 +326,12 @@ class _Walk:
     def on_unpack(self, number: int) -> None:
         value = self.trace.slots[number].value
         recipe = self.recipes.get(value)
-        if recipe is None:
+        if recipe is None or number in self.resaved:
             return
         if not self.available(value):
             self.materialise(recipe, value)
+        if value in self.copies:
+            self.lent.add(self.trace.values[value].storage)
         if not self.unpacked[number]:
             self.unpacked[number] = recipe.spent = True
             self.want(recipe, value, -1)
@@ -334,7 +341,7 @@ class _Walk:
     def on_release(self, number: int) -> None:
         value = self.trace.slots[number].value
         recipe = self.recipes.get(value)
-        if recipe is None:
+        if recipe is None or number in self.resaved:
             self.free(self.trace.values[value].storage)
             return
         self.slots_alive.discard(number)
@@ -400,7 +407,8 @@ class _Walk:
 
     def available(self, value: int) -> bool:
         storage = self.trace.values[value].storage
-        return value in self.copies or bool(self.program[storage] and self.content[storage] == value)
+        original = self.program[storage] and self.content[storage] == value and storage not in self.lent
+        return value in self.copies or bool(original)
 
     def materialise(self, target: _Recipe, asked: int) -> None:
         """Replay what is missing, inputs before outputs; what only this replay needed goes with its last reader."""
