@@ -88,6 +88,7 @@ def build_rows(model: Model, layouts: Sequence[Layout]) -> Rows:
             "pp": layout.pp,
             "zero": layout.zero,
             "reshard": int(layout.reshard_after_forward),
+            "ring": int(layout.context == "ring"),
             "tokens": layout.tokens(architecture),
             "micro_batches": layout.micro_batches,
         }
@@ -292,7 +293,20 @@ def _temporaries(model: Model, rows: Rows) -> Array:
         for formula in _op_gradients(layer(model.architecture, model.kernels, kind)):
             there = np.where(number > 0, rows.tokens * (at(formula, rows) + residual), 0.0)
             largest = np.maximum(largest, there)
-    return largest
+    return largest + _context_buffers(model, rows)
+
+
+def _context_buffers(model: Model, rows: Rows) -> Array:
+    """What context parallelism passes on: a ring the next rank's keys and values, twice for double buffering; Ulysses
+    query, key and value as they were before the exchange."""
+    values = rows.values
+    if model.architecture.latent:
+        key = values["a"] * (values["d_n"] + values["d_r"] + values["d_v"])
+        query = values["a"] * (values["d_n"] + values["d_r"])
+    else:
+        key, query = 2 * values["g"] * values["d"] * values["kv_copies"], values["a"] * values["d"]
+    passed = np.where(values["ring"] > 0, 2 * key, query + key) / values["t"]
+    return np.where(values["cp"] > 1, model.kernels.element_bytes * rows.tokens * passed, 0.0)
 
 
 def _op_gradients(of: Layer) -> set[Formula]:

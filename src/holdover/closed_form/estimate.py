@@ -255,7 +255,7 @@ def closed_form(
         float(steps.seconds[0]),
         float(steps.replay_seconds[0]),
         float(steps.bubble_seconds[0]),
-        tuple(recompute.notes(kernels)),
+        (*recompute.notes(kernels), *layout.notes()),
     )
 
 
@@ -286,7 +286,7 @@ def menus_of(model: Model, rows: Rows, row: int, cluster: Cluster) -> dict[Kind,
     }
 
 
-_NOT_IN_MENUS = frozenset({"dp", "cp", "pp", "zero", "reshard", "tokens", "micro_batches", "s_max"})
+_NOT_IN_MENUS = frozenset({"dp", "cp", "pp", "zero", "reshard", "ring", "tokens", "micro_batches", "s_max"})
 """Of a row's values, those that no layer's list depends on: menus are shared between rows that differ in them."""
 
 

@@ -100,6 +100,16 @@ class Layout:
         sizes = self._sizes()
         return sizes or [*self._division(architecture), *self._experts(architecture), *self._pipeline(architecture)]
 
+    def notes(self) -> list[str]:
+        """What a reader of the result should know: when full sharding gathers what."""
+        if self.zero < 3 or self.dp * self.cp == 1:
+            return []
+        again = "again in backward" if self.reshard_after_forward else "held until backward"
+        return [
+            f"weights are gathered layer by layer in the forward of every micro-batch, the next layer's ahead of time, "
+            f"and {again}; embedding and head stay gathered; gradients are scattered layer by layer"
+        ]
+
     def check(self, architecture: Architecture) -> None:
         """Refuse an impossible layout.
 

@@ -235,7 +235,8 @@ def _walk(
     corners = {group: hull(menus[group.kind]) for group in groups}
     counts = {group: [group.layers] + [0] * (len(corners[group]) - 1) for group in groups}
     held = sum(corners[group][0].kept_bytes * group.layers * group.in_flight for group in groups)
-    seconds, bound, crossed = 0.0, 0.0, held <= budget_bytes
+    bound, crossed = 0.0, held <= budget_bytes
+    last: tuple[Group, Dish] | None = None
     steps = sorted(
         (_slope(corners[group][level], corners[group][level + 1]) / group.in_flight, level, position)
         for position, group in enumerate(groups)
@@ -255,19 +256,42 @@ def _walk(
         counts[group][level] -= moved
         counts[group][level + 1] += moved
         held -= saved * moved
-        seconds += more * moved
         crossed = crossed or held <= budget_bytes
         if moved:
-            working = grown
-    chosen = tuple(
-        (group, dish, count)
+            working, last = grown, (group, light)
+    chosen = {
+        (group, dish): count
         for group in groups
         for dish, count in zip(corners[group], counts[group], strict=True)
         if count
-    )
-    if held + working > budget_bytes:
+    }
+    spare = budget_bytes - held - working
+    if spare < 0:
         return None, bound
-    return _choice(chosen, bound), bound
+    if last is not None:
+        _relieve(chosen, menus, *last, spare, working)
+    return _choice(tuple((group, dish, count) for (group, dish), count in chosen.items()), bound), bound
+
+
+def _relieve(
+    chosen: dict[tuple[Group, Dish], int],
+    menus: dict[Kind, tuple[Dish, ...]],
+    group: Group,
+    light: Dish,
+    spare: float,
+    working: float,
+) -> None:
+    """The last layer that was moved saved more than was wanted: give it the fastest dish that still fits."""
+    fitting = [
+        dish
+        for dish in menus[group.kind]
+        if (dish.kept_bytes - light.kept_bytes) * group.in_flight + max(0.0, dish.remade_bytes - working) <= spare
+    ]
+    best = min(fitting, key=lambda dish: dish.seconds, default=light)
+    chosen[group, light] -= 1
+    chosen[group, best] = chosen.get((group, best), 0) + 1
+    if not chosen[group, light]:
+        del chosen[group, light]
 
 
 def _choice(counts: tuple[tuple[Group, Dish, int], ...], bound: float) -> Choice:

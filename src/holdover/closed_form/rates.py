@@ -41,9 +41,18 @@ class Cluster:
         order = ("bf16", "fp16") if element_bytes == 2 else ("tf32", "fp32")
         return next(self.card.rates[dtype] for dtype in order if dtype in self.card.rates)
 
-    def link_between(self, ranks: Any) -> Any:
-        """Bytes a second between so many neighbouring ranks: inside a node, or over the network."""
-        return self.link * np.where(np.asarray(ranks) <= self.per_node, self.card.peer_link, self.network)
+    def link_between(self, span: Any, stride: Any = None) -> Any:
+        """Bytes a second that each rank of a group can take in.
+
+        Args:
+            span: neighbouring cards that the group reaches over; up to a node's, they are joined by `card.peer_link`.
+            stride: for a gather, scatter or reduction, cards from one member to the next. Members of one node then
+                share its cards' network links and pass on what comes in. None: each card has its own link alone, as
+                in an exchange of all with all, or between neighbours.
+        """
+        members = 1.0 if stride is None else np.maximum(1.0, self.per_node / np.asarray(stride, dtype=float))
+        outside = np.minimum(self.card.peer_link, self.network * members)
+        return self.link * np.where(np.asarray(span) <= self.per_node, self.card.peer_link, outside)
 
 
 def cluster_of(card: Card) -> Cluster:
@@ -95,7 +104,7 @@ def op_seconds(
     exchange = total(op.exchange for op in ops).at(values)
     tp, ep = np.asarray(values["t"], dtype=float), np.asarray(values["ep"], dtype=float)
     products = tokens * (_float(dense) / (rate * cluster.matmul) + _float(fused) / 2 / (rate * cluster.attention))
-    over_tensor = _float(collective) * (tp - 1) / tp / cluster.link_between(values["ranks_tp"])
+    over_tensor = _float(collective) * (tp - 1) / tp / cluster.link_between(values["ranks_tp"], 1)
     over_experts = _float(exchange) * (ep - 1) / ep / cluster.link_between(values["ranks_ep"])
     return Seconds(
         products,

@@ -77,17 +77,15 @@ def _transfers(
     link = cluster.link_between(values["t"] * values["cp"] * values["dp"] * values["pp"])
     sends = np.where(values["pp"] > 1, 2 * chunk_count * boundary / link, 0.0)
     weights = bytes_of.weights * values["dp"] * values["cp"]
-    data_link = cluster.link_between(values["t"] * values["cp"] * values["dp"])
+    data_link = cluster.link_between(values["t"] * values["cp"] * values["dp"], values["t"])
     gathers = np.where(values["zero"] >= 3, 3 * weights / data_link, 0.0)
     exposed = np.maximum(0.0, gathers - compute.forward - compute.backward)
     host = bytes_of.host / np.maximum(rows.first_in_flight, 1) / cluster.card.host_link
     offload = np.maximum(0.0, host - compute.forward) + np.maximum(0.0, host - compute.backward)
-    ring = np.array([layout.context == "ring" for layout in layouts])[rows.layout]
-    context = _context(model, rows, cluster, ring)
-    return sends + exposed + offload + context
+    return sends + exposed + offload + _context(model, rows, cluster)
 
 
-def _context(model: Model, rows: Rows, cluster: Cluster, ring: Array) -> Array:
+def _context(model: Model, rows: Rows, cluster: Cluster) -> Array:
     """Context parallelism: a ring passes keys and values (three times: forward, backward and their gradients), Ulysses
     exchanges query, key, value and output twice. The ring hides behind attention; half of it is counted."""
     values, size = rows.values, model.kernels.element_bytes
@@ -95,7 +93,7 @@ def _context(model: Model, rows: Rows, cluster: Cluster, ring: Array) -> Array:
     width = values["a"] * values["d"] / values["t"]
     key_width = 2 * values["g"] * values["d"] * values["kv_copies"] / values["t"]
     moved = np.where(
-        ring,
+        values["ring"] > 0,
         0.5 * 3 * key_width * (values["cp"] - 1),
         2 * (2 * width + key_width) * (values["cp"] - 1) / values["cp"],
     )
@@ -121,7 +119,7 @@ def step_times(
     values = rows.values
     work = times.forward + times.backward + times.transfer + replay
     ranks = values["dp"] * values["cp"]
-    link = cluster.link_between(values["t"] * ranks)
+    link = cluster.link_between(values["t"] * ranks, values["t"])
     rounds = np.where(values["zero"] >= 3, 0.0, 2.0) * (ranks - 1) / ranks
     reduced = bytes_of.gradients * np.where(values["zero"] >= 2, ranks, 1.0)
     sync = np.maximum(0.0, rounds * reduced / link - times.backward)

@@ -12,6 +12,7 @@ from holdover.closed_form.estimate import ClosedForm, Stage
 from holdover.closed_form.layers import layer
 from holdover.closed_form.layout import Layout
 from holdover.closed_form.megatron import Nearest
+from holdover.closed_form.rates import op_seconds
 from holdover.closed_form.recompute import Recompute
 from holdover.closed_form.sweep import Sweep
 from holdover.units import format_bytes, format_seconds, format_share
@@ -44,23 +45,31 @@ def result_view(found: ClosedForm, *, step_seconds: float | None = None, every_s
 
 def tensors_view(found: ClosedForm) -> RenderableType:
     """The layer lists, tensor by tensor."""
-    values = found.layout.values(found.architecture, found.kernels.imbalance)
-    tokens = found.layout.tokens(found.architecture)
+    layout = found.layout
+    values = layout.values(found.architecture, found.kernels.imbalance)
+    values |= {"ranks_tp": layout.tp, "ranks_ep": layout.ep * layout.etp}
+    tokens = layout.tokens(found.architecture)
     tables: list[RenderableType] = []
     for kind in dict.fromkeys(found.architecture.layer_kinds):
         listed = layer(found.architecture, found.kernels, kind)
+        ops = {op.name: op for op in listed.ops}
         table = Table(title=f"one {kind} layer, one micro-batch", title_justify="left", box=None, pad_edge=False)
-        for name in ("stored tensor", "bytes/token", "sharded by", "dropped by"):
+        for name in ("stored tensor", "bytes/token", "divided by", "freed by"):
             table.add_column(name)
+        table.add_column("made again in", justify="right")
         table.add_column("a rank", justify="right")
         total = 0
         for value in listed.stored:
             size = int(-(-value.rank_bytes.at(values) * tokens // 1))
             total += size
-            dropped = ", ".join(sorted(value.dropped_by)) or "-"
-            table.add_row(value.name, str(value.bytes), value.shard.value, dropped, format_bytes(size))
+            again = "-"
+            if value.op in ops:
+                times = op_seconds([ops[value.op]], values, tokens, found.cluster, found.kernels.element_bytes)
+                again = format_seconds(float(times.forward))
+            freed = ", ".join(sorted(value.dropped_by)) or "-"
+            table.add_row(value.name, str(value.bytes), value.shard.value, freed, again, format_bytes(size))
         table.add_section()
-        table.add_row("total", "", "", "", format_bytes(total))
+        table.add_row("total", "", "", "", "", format_bytes(total))
         tables.append(table)
     return Group(*tables)
 
