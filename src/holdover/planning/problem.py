@@ -95,7 +95,7 @@ def candidates(trace: Trace, *, with_loss: bool) -> tuple[int, list[int]]:
         if op.phase is Phase.FORWARD and not trace.calls[op.call].key:
             continue
         if all(trace.storages[trace.values[v].storage].category in MADE_IN_STEP for v in op.outputs) and not any(
-            trace.values[v].escapes for v in op.outputs
+            trace.values[v].escapes for v in (*op.inputs, *op.outputs)
         ):
             able[op.id] = op
     saved = {slot.value for slot in trace.slots if slot.call or with_loss}

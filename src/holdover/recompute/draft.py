@@ -31,7 +31,7 @@ class Draft:
         Unsafe: the op cannot be made to run again on these arguments.
     """
 
-    __slots__ = ("args", "draw", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets")
+    __slots__ = ("args", "draw", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets")
 
     def __init__(self, session: Session, op: Op, args: Any, kwargs: Any) -> None:
         self.session, self.op = session, op
@@ -39,6 +39,7 @@ class Draft:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.targets: list[tuple[torch.Tensor, int]] = []
         self.overwritten: list[torch.Tensor] = []
+        self.forgotten: set[int] = set()  # ids of storages that the op fills, whatever they held
         self.draw = None
         if not op.simple:
             self.overwritten = written(op, args, kwargs)
@@ -88,11 +89,12 @@ class Draft:
         if forgets and not where[4] and covers_storage(a):
             storage = a.untyped_storage()
             self.storages[id(storage)] = storage
+            self.forgotten.add(id(storage))
             return Write(None, where, a.device)
         ref = self._reference(a)
-        return Write(ref.node, ref.geometry, a.device)
+        return Write(ref.node, ref.geometry, a.device) if type(ref) is Ref else Write(ref, None, a.device)
 
-    def _reference(self, tensor: torch.Tensor) -> Ref:
+    def _reference(self, tensor: torch.Tensor) -> Any:
         if why := oddity(tensor):
             raise Unsafe(why)
         storage: Any = tensor.untyped_storage()
@@ -104,11 +106,11 @@ class Draft:
                 self.inputs.append(note)
                 original = note.original
                 same = original is not None and original() is tensor
-                return Ref(note, None if same else geometry(tensor))
+                return note if same else Ref(note, geometry(tensor))
             del storage._holdover  # written to while nobody watched
         return self._pin(tensor, storage, note)
 
-    def _pin(self, tensor: torch.Tensor, storage: Any, note: Any) -> Ref:
+    def _pin(self, tensor: torch.Tensor, storage: Any, note: Any) -> Any:
         if tensor.is_inference():
             raise Unsafe("inference tensor")
         version, ledger = tensor._version, self.session.ledger
@@ -121,7 +123,7 @@ class Draft:
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()
             note.add(source)
-        return Ref(source, None if source.tensor is tensor else geometry(tensor))
+        return source if source.tensor is tensor else Ref(source, geometry(tensor))
 
     def _existed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         """Whether it is one of the model's arguments, or a buffer of a module that is running."""
@@ -141,7 +143,7 @@ class Draft:
                 return why or PART_OF_ARGUMENT
             recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
             value = Value(recipe, 0, out, 0)
-            recipe.values = (weakref.ref(value),)
+            recipe.values = weakref.ref(value)
             self.session.remember(storage, value)
             return ""
         return self._finish_several(out)

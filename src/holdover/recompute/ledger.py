@@ -9,7 +9,7 @@ import torch
 
 from holdover.recompute._torch import at_end_of_pass, current_graph_task_id, plain_kernels
 from holdover.recompute.geometry import Geometry, rebuild
-from holdover.recompute.recipe import NO_PASS, Recipe, Value
+from holdover.recompute.recipe import NO_PASS, Recipe, Value, living_values
 
 
 class Replay:
@@ -106,7 +106,7 @@ class Ledger:
 
     def _not_needed(self, recipe: Recipe, task: int) -> list[Value]:
         """The inputs of a recipe that will not run in this pass, if that has just become clear."""
-        if recipe.finished == task or any(u is not None and u.wanted(task) for u in map(_deref, recipe.values)):
+        if recipe.finished == task or any(u.wanted(task) for u in living_values(recipe)):
             return []
         recipe.finished = task
         return recipe.inputs
@@ -164,9 +164,8 @@ class Ledger:
                 if not uses[v]:
                     held.pop(v, None)
                     owned.discard(v)
-            for made in map(_deref, recipe.values):
-                if made is not None:
-                    self._hold(made, results[made.slot], replay, task)
+            for made in living_values(recipe):
+                self._hold(made, results[made.slot], replay, task)
             del results
 
     def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, task: int) -> None:
@@ -211,10 +210,6 @@ class Ledger:
             else:
                 order.append(recipe)
         return order
-
-
-def _deref(value: weakref.ref[Value]) -> Value | None:
-    return value()
 
 
 class SavedRef:

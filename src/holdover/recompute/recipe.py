@@ -147,20 +147,23 @@ class Value:
 
 
 class Ref:
-    """A tensor argument of a recipe: the value or pin it lies on, and where (None: it is what the op returned)."""
+    """A tensor argument of a recipe: the value or pin it lies on, and where."""
 
     __slots__ = ("geometry", "node")
 
-    def __init__(self, node: Any, geometry: Geometry | None) -> None:
+    def __init__(self, node: Value | Source, geometry: Geometry) -> None:
         self.node, self.geometry = node, geometry
 
 
-class Write(Ref):
-    """A tensor argument that the op writes to. Without a node, it starts from fresh memory on `device`."""
+class Write:
+    """A tensor argument that the op writes to: what it lies on, and where (None: it is the whole of it).
 
-    __slots__ = ("device",)
+    Without a node, it starts from fresh memory on `device`.
+    """
 
-    def __init__(self, node: Any, geometry: Geometry | None, device: torch.device) -> None:
+    __slots__ = ("device", "geometry", "node")
+
+    def __init__(self, node: Value | Source | None, geometry: Geometry | None, device: torch.device) -> None:
         self.node, self.geometry, self.device = node, geometry, device
 
 
@@ -169,7 +172,9 @@ class Recipe:
 
     Attributes:
         inputs: the values that its references lie on, one entry for each reference, in order.
-        values: what it makes that somebody may ask for, weakly: a cycle would keep pins until the collector comes.
+        args: as in forward, with a Ref, Write, Value or Source (the whole of it) in place of each tensor.
+        values: what it makes that somebody may ask for (one, or several), weakly: a cycle would keep pins until the
+            collector comes.
         claims: the sum of its values' claims. While there are none, it makes no claims on its inputs.
         finished: the pass in which it has run, or turned out not to be needed.
         grad: whether gradients were on; some kernels ask.
@@ -190,7 +195,7 @@ class Recipe:
     ) -> None:
         self.ledger, self.name, self.function, self.args, self.kwargs = ledger, name, function, args, kwargs
         self.inputs, self.draw = inputs, draw
-        self.values: Sequence[weakref.ref[Value]] = ()
+        self.values: weakref.ref[Value] | Sequence[weakref.ref[Value]] = ()
         self.grad = torch.is_grad_enabled()
 
     def run(self, replay: Replay) -> list[Any]:
@@ -198,11 +203,7 @@ class Recipe:
         written: list[torch.Tensor] = []
         held, args = replay.held, []
         for a in self.args:
-            if type(a) is Ref and type(a.node) is Value:  # by far the most frequent, so not a call of its own
-                base = held[a.node]
-                args.append(base if a.geometry is None else rebuild(base, a.geometry))
-            else:
-                args.append(self._argument(a, replay, written))
+            args.append(held[a] if type(a) is Value else self._argument(a, replay, written))
         kwargs = {k: self._argument(a, replay, written) for k, a in self.kwargs.items()} if self.kwargs else {}
         if self.grad:
             out = self._call(args, kwargs)
@@ -231,8 +232,11 @@ class Recipe:
         kind = type(a)
         if kind is Ref:
             node = a.node
-            base = replay.held[node] if type(node) is Value else self._pinned(node)
-            return base if a.geometry is None else rebuild(base, a.geometry)
+            return rebuild(replay.held[node] if type(node) is Value else self._pinned(node), a.geometry)
+        if kind is Value:
+            return replay.held[a]
+        if kind is Source:
+            return self._pinned(a)
         if kind is Write:
             tensor = self._target(a, replay)
             written.append(tensor)
@@ -261,6 +265,13 @@ class Recipe:
         else:
             base = copy_with_storage(self._pinned(node).detach())
         return base if where is None else rebuild(base, where)
+
+
+def living_values(recipe: Recipe) -> list[Value]:
+    """What the recipe makes that somebody may still ask for."""
+    values = recipe.values
+    refs = values if isinstance(values, (tuple, list)) else (values,)
+    return [v for ref in refs if (v := ref()) is not None]  # type: ignore[operator]
 
 
 def flat(out: Any) -> list[Any]:

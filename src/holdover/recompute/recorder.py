@@ -70,6 +70,32 @@ class Passed:
         self.unpack, self.packed = unpack, packed
 
 
+class Awaiting:
+    """A kept tensor that was saved just before an op of the plan, which may be what fills it (RReLU's noise)."""
+
+    __slots__ = ("__weakref__", "filled", "frame", "index", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, frame: Frame) -> None:
+        self.frame, self.index = frame, frame.index
+        self.tensor: torch.Tensor | None = tensor
+        self.version = tensor._version
+        self.filled: SavedRef | None = None
+
+    def settle(self, forgotten: set[int]) -> None:
+        """The op has run: if it filled the tensor whole, the tensor can be made again."""
+        tensor = self.tensor
+        assert tensor is not None
+        storage: Any = tensor.untyped_storage()
+        value = getattr(storage, "_holdover", None)
+        if id(storage) in forgotten and type(value) is Value:
+            self.filled, self.tensor = SavedRef(value, geometry(tensor), storage), None
+
+    def get(self) -> torch.Tensor:
+        if self.filled is not None:
+            return self.filled.get()
+        return unpack((self.tensor, self.version))
+
+
 class Session(TorchDispatchMode):
     """One forward pass under a plan: a dispatch mode and a pair of saved-tensor hooks.
 
@@ -102,6 +128,7 @@ class Session(TorchDispatchMode):
         self.home = current_graph_task_id()
         self.mismatches: list[tuple[str, int, str, str]] = []
         self.unsafe: dict[tuple[str, str], int] = {}
+        self.awaiting: list[weakref.ref[Awaiting]] = []
         self.matched = 0
         self.outer: tuple[Any, Any] | None = None
         self.lift = yielding_to_transforms()
@@ -215,6 +242,10 @@ class Session(TorchDispatchMode):
         out = op.func(*args, **kwargs)
         if why_not := draft.finish(out):
             self._note_unsafe(op, why_not)
+        for waiting in [w() for w in self.awaiting]:
+            if waiting is not None and not why_not and waiting.frame is frame and waiting.index == index:
+                waiting.settle(draft.forgotten)
+        self.awaiting.clear()
         return out
 
     def remember(self, storage: Any, value: Value) -> None:
@@ -244,7 +275,7 @@ class Session(TorchDispatchMode):
                 recipe = Recipe(self.ledger, "", packed[0], packed[1], None, [], None)
                 storage: Any = t.untyped_storage()
                 value = Value(recipe, 0, t, slack)
-                recipe.values = (weakref.ref(value),)
+                recipe.values = weakref.ref(value)
                 self.remember(storage, value)
                 self.ledger.packed_bytes += packed[1][0].nbytes
                 self.ledger.packed_from_bytes += storage.nbytes()
@@ -269,6 +300,10 @@ class Session(TorchDispatchMode):
 
     def _kept(self, tensor: torch.Tensor) -> Any:
         if self.outer is None and not saves_own_output(tensor):
+            if self.frame.index in self.frame.script and not oddity(tensor):
+                waiting = Awaiting(tensor, self.frame)
+                self.awaiting.append(weakref.ref(waiting))
+                return waiting
             return tensor, tensor._version
         frame, self.frame = self.frame, self.idle  # what is done here, and what hooks do, is no op of forward
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from holdover.errors import HoldoverError, TraceError
+from holdover.trace.escapes import Escapes
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.frames import frame_modules
@@ -169,9 +170,13 @@ def _run(step: Step, recorder: Recorder, identity: str, described: str, device: 
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        if recorder.real:
+            stack.enter_context(Escapes(recorder))
         for number in range(2 if optimizer is not None else 1):
             _one_step(step, recorder, optimizer, number, device)
     _name_activations(trace)
+    for value in trace.values:
+        value.escapes = recorder.escaped.get(value.storage, "")
     return trace
 
 

@@ -125,6 +125,8 @@ class Recorder(TorchDispatchMode):
         self.keys: dict[tuple[int, str], int] = {}
         self.paused = False
         self.task = -1
+        self.escaped: dict[int, str] = {}  # storage -> how its memory was handed out
+        self.fresh_slots: list[int] = []  # saved since the last op
         self.last_sequence = sequence_number()
         self.op_of_node: dict[int, int] = {}
         self.trace.calls.append(Call(0, OUTSIDE, "", "", -1))
@@ -246,6 +248,8 @@ class Recorder(TorchDispatchMode):
             version = trace.values[before].version + 1
             live.content.append(self.new_value(live.storage, version, number, t))
             writes.append((-1 if full else before, live.content[-1]))
+            if full:
+                self.retarget(before, live.content[-1])
             outputs.append(live.content[-1])
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         for t in results:
@@ -257,6 +261,7 @@ class Recorder(TorchDispatchMode):
                 if known is None or known.ref is None or known.ref() is not storage:
                     new = self.allocate(storage, plain, Category.TEMPORARY, "", number)
                     outputs.append(new.content[0])
+        self.fresh_slots.clear()
         op.outputs, op.writes = tuple(outputs), tuple(writes)
         op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
         return out
@@ -363,9 +368,18 @@ class Recorder(TorchDispatchMode):
         slot = len(trace.slots)
         trace.slots.append(Slot(slot, live.content[-1], len(trace.ops) - 1, self.frames[-1].call))
         trace.events.append((Event.PACK, slot))
+        self.fresh_slots.append(slot)
         if trace.storages[live.storage].category in EXTERNAL and trace.values[live.content[-1]].maker < 0:
             return Packed(self, slot, tensor, tensor)
         return Packed(self, slot, tensor, self.copy_of(tensor) if self.real else None)
+
+    def retarget(self, before: int, after: int) -> None:
+        """What this op's own autograd saved of a tensor that the op then filled is the new content (RReLU's noise)."""
+        for slot in self.fresh_slots:
+            if self.trace.slots[slot].value == before:
+                self.trace.slots[slot].value = after
+                self.trace.events.remove((Event.PACK, slot))  # it is among the last few
+                self.trace.events.append((Event.PACK, slot))
 
     def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         self.paused = True
