@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> Iterator[None]:
+def _fixed_seed() -> None:
     torch.manual_seed(20260101)
     random.seed(20260101)
-    yield
