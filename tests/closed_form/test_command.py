@@ -69,6 +69,16 @@ def test_json_is_the_result() -> None:
     assert data["recompute"]["granularity"] == "selective"
 
 
+def test_a_hugging_face_configuration(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 1000}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    data = json.loads(printed(str(file), "--code", "huggingface", "--seq", "64", "--micro-batch", "2", "--json"))
+    assert data["model"]["name"] == tmp_path.name
+    assert data["stages"][0]["activations_bytes"] == 4 * 128 * (16 * 256 + 4 * 256 + 4 * 64 + 8 * 704 + 4 * 8 + 8)
+
+
 def test_a_measured_step_gives_utilisation() -> None:
     text = printed("gpt-22b", "--tp", "8", "--micro-batch", "4", "--card", "a100-80gb", "--step-time", "1.1")
     assert "At the given 1.1 s a step: MFU" in text

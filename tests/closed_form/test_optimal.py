@@ -9,7 +9,8 @@ import pytest
 
 from holdover.closed_form.account import Model, account_bytes, build_rows
 from holdover.closed_form.architecture import HUGGING_FACE, MEGATRON, PAPER, Architecture, Kernels, Kind
-from holdover.closed_form.estimate import DEFAULT_CLUSTER, closed_form, menus_of
+from holdover.closed_form.estimate import DEFAULT_CLUSTER, closed_form
+from holdover.closed_form.fitting import menus_of
 from holdover.closed_form.layers import layer
 from holdover.closed_form.layout import Layout
 from holdover.closed_form.optimal import Dish, Group, choose, hull, menu

@@ -33,7 +33,7 @@ def closed_form(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A preset (gpt3-175b, llama3-70b, deepseek-v3, ...) or the path of a Hugging Face config.json. "
             "Without one, --layers, --hidden, --heads and --vocab describe the model.",
             show_default=False,
@@ -129,7 +129,7 @@ def closed_form(
         str, _option("--memory", "Budget of each GPU, such as 70GiB. [default: the card's]", _OUTPUT)
     ] = "",
     step_time: Annotated[
-        float | None, typer.Option("--step-time", help="Measured seconds, for MFU.", rich_help_panel=_OUTPUT)
+        float | None, typer.Option("--step-time", min=1e-9, help="Measured seconds, for MFU.", rich_help_panel=_OUTPUT)
     ] = None,
     stages: Annotated[bool, typer.Option("--stages", help="Show every stage.", rich_help_panel=_OUTPUT)] = False,
     tensors: Annotated[

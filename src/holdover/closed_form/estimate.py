@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from holdover.closed_form.account import Bytes, Model, Rows, account_bytes, build_rows
-from holdover.closed_form.architecture import MEGATRON, Architecture, Kernels, Kind
+from holdover.closed_form.architecture import MEGATRON, Architecture, Kernels
+from holdover.closed_form.fitting import choose_row, over_budget
 from holdover.closed_form.layers import last_end, layer
 from holdover.closed_form.layout import Layout
-from holdover.closed_form.optimal import Choice, Dish, Group, choose, menu
+from holdover.closed_form.optimal import Choice
 from holdover.closed_form.parameters import States, unique_parameters
 from holdover.closed_form.pipeline import in_flight
 from holdover.closed_form.rates import Cluster, cluster_of
 from holdover.closed_form.recompute import Recompute
 from holdover.closed_form.times import account_times, step_times
 from holdover.cost.devices import card
-from holdover.errors import BudgetError
-from holdover.units import format_bytes
 
 DEFAULT_CLUSTER = cluster_of(card("h100-80gb"))
 
@@ -233,7 +232,7 @@ def closed_form(
         found = [choose_row(model, rows, row, counted, cluster, budget) for row in range(len(rows.stage))]
         for row, choice in enumerate(found):
             if choice is None:
-                raise _over_budget(model, rows, row, counted, cluster, budget)
+                raise over_budget(model, rows, row, counted, cluster, budget)
         choices = list(found)
         activations = np.array([choice.bytes for choice in found if choice])
         working = np.array([choice.working_bytes for choice in found if choice])
@@ -267,86 +266,6 @@ def model_flops(architecture: Architecture, layout: Layout, kernels: Kernels = M
     for kind, count in Counter(architecture.layer_kinds).items():
         per_token += count * layer(architecture, kernels, kind).flops.at(values)
     return int(3 * per_token * layout.global_batch * sequence)
-
-
-def menus_of(model: Model, rows: Rows, row: int, cluster: Cluster) -> dict[Kind, tuple[Dish, ...]]:
-    """The dishes of each kind of layer on one row."""
-    items = tuple(
-        sorted((name, _number(array[row])) for name, array in rows.values.items() if name not in _NOT_IN_MENUS)
-    )
-    return {
-        kind: menu(
-            layer(model.architecture, model.kernels, kind),
-            items,
-            int(rows.tokens[row]),
-            cluster,
-            model.kernels.element_bytes,
-        )
-        for kind in rows.layers
-    }
-
-
-_NOT_IN_MENUS = frozenset({"dp", "cp", "pp", "zero", "reshard", "ring", "tokens", "micro_batches", "s_max"})
-"""Of a row's values, those that no layer's list depends on: menus are shared between rows that differ in them."""
-
-
-def choose_row(
-    model: Model,
-    rows: Rows,
-    row: int,
-    counted: Bytes,
-    cluster: Cluster,
-    budget_bytes: float,
-    *,
-    menus: dict[Kind, tuple[Dish, ...]] | None = None,
-    exact: bool = True,
-) -> Choice | None:
-    """The cheapest recomputation of one stage under a budget, None if there is none. `menus` spares looking them up."""
-    held = {kind: number[row] for (kind, _), number in rows.held.items()}
-    groups = [
-        Group(kind, int(number[row]), float(held[kind] / number[row]))
-        for kind, number in rows.layers.items()
-        if number[row]
-    ]
-    fixed = counted.states[row] + counted.embedding[row] + counted.head[row] + counted.gathered[row]
-    return choose(
-        menus_of(model, rows, row, cluster) if menus is None else menus,
-        groups,
-        float(budget_bytes - fixed - counted.temporaries[row]),
-        least_working=max(0.0, float(counted.loss[row] - counted.temporaries[row])),
-        exact=exact,
-    )
-
-
-def _over_budget(
-    model: Model, rows: Rows, row: int, counted: Bytes, cluster: Cluster, budget_bytes: int
-) -> BudgetError:
-    menus = menus_of(model, rows, row, cluster)
-    lightest = {kind: dishes[-1] for kind, dishes in menus.items() if rows.layers[kind][row]}
-    kinds = model.architecture.layer_kinds
-    kept = sum(
-        lightest[kind].kept_bytes * chunk.in_flight
-        for chunk in rows.stage_chunks[row]
-        for kind in kinds[chunk.first_layer : chunk.first_layer + chunk.layers]
-    )
-    replay = max(dish.remade_bytes for dish in lightest.values())
-    parts = {
-        "weights, gradients, optimizer": int(counted.states[row]),
-        "layer inputs": kept,
-        "kept by embedding and head": int(counted.embedding[row] + counted.head[row]),
-        "a layer's backward or the loss": max(replay + int(counted.temporaries[row]), int(counted.loss[row])),
-        "gathered weights": int(counted.gathered[row]),
-    }
-    floor = sum(parts.values())
-    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    return BudgetError(
-        f"stage {int(rows.stage[row])} needs {format_bytes(floor)} even with everything recomputed, and the "
-        f"budget is {format_bytes(budget_bytes)}: {listed}. Raise --tp or --pp, share states with --zero, or lower "
-        f"--micro-batch",
-        floor_bytes=floor,
-        budget_bytes=budget_bytes,
-        parts=parts,
-    )
 
 
 def _stage(rows: Rows, counted: Bytes, row: int, replay_seconds: float, choice: Choice | None) -> Stage:
@@ -400,10 +319,6 @@ def store_all_that_fits(
         if closed_form(architecture, layout, recompute=setting, **options).peak_bytes <= memory_bytes:
             return setting
     return dataclasses.replace(recompute, store_all_micro_batches=0)
-
-
-def _number(value: Any) -> int | float:
-    return int(value) if float(value).is_integer() else float(value)
 
 
 def _plain(record: Any) -> dict[str, Any]:

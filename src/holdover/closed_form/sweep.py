@@ -12,7 +12,8 @@ import numpy as np
 from holdover.closed_form.account import Bytes, Model, Rows, account_bytes, build_rows
 from holdover.closed_form.architecture import MEGATRON, Architecture, Kernels
 from holdover.closed_form.errors import ConfigurationError
-from holdover.closed_form.estimate import DEFAULT_CLUSTER, choose_row, menus_of, model_flops
+from holdover.closed_form.estimate import DEFAULT_CLUSTER, model_flops
+from holdover.closed_form.fitting import choose_row, menus_of
 from holdover.closed_form.layout import Layout
 from holdover.closed_form.parameters import States
 from holdover.closed_form.pipeline import even_split
