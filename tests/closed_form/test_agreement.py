@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.closed_form.models import Gpt, Llama
 from torch import nn
+from torch.nn import functional as F
 
 from holdover.closed_form.architecture import Architecture, Kernels
 from holdover.closed_form.layers import first_end, last_end, layer, rotary_tables
@@ -232,3 +233,36 @@ def test_llama(
     )
     assert take(saved, last) == listed(last_end(shape, kernels), shape, kernels, batch, sequence)
     assert saved == {":nll_loss_forward 1": 4}
+
+
+class Normed(nn.Module):
+    """An embedding, PyTorch's own RMSNorm, a head: what `last_end` lists but for the loss."""
+
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(shape.vocab, shape.hidden), nn.RMSNorm(shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.norm(self.tokens(ids)))
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pytorchs_own_rms_norm_is_composite_on_cpu(dtype: torch.dtype) -> None:
+    """Two fp32 copies and the output, where CUDA's kernel keeps its input alone."""
+    shape = Architecture(name="x", layers=1, hidden=64, heads=4, ffn=96, vocab=320, sequence=32)
+    wide = dtype == torch.float32
+    kernels = Kernels(norm="composite", element_bytes=DTYPES[dtype], loss="eager")  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = Normed(shape).to(dtype)
+    saved = recorded(model, 2, 32)
+    names = {"norm:rsqrt 0": "final norm statistics", "norm:mul 0": "final norm scaled"}
+    names |= (
+        {"tokens:embedding 0": "layer input", "norm:mul 1": "final norm output"}
+        if wide
+        else {"norm:_to_copy 0": "final norm input, fp32", "norm:_to_copy 1": "final norm output"}
+    )
+    names |= {":_log_softmax 0": "log-softmax of the logits", "input 1": "target ids"}
+    assert take(saved, names) == listed(last_end(shape, kernels), shape, kernels, 2, 32)
+    assert saved == {"input 0": 2 * 32 * 8, ":nll_loss_forward 1": 4}
