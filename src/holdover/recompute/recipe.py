@@ -258,7 +258,7 @@ class Recipe:
         if node is None:
             assert where is not None
             return torch.empty_strided(where[1], where[2], dtype=where[0], device=a.device)
-        if type(node) is Value:
+        if isinstance(node, Value):
             base = replay.held[node]
             if node not in replay.owned or replay.uses[node] > 1 or node.tensor is not None:
                 base = copy_with_storage(base.detach())
@@ -271,7 +271,7 @@ def living_values(recipe: Recipe) -> list[Value]:
     """What the recipe makes that somebody may still ask for."""
     values = recipe.values
     refs = values if isinstance(values, (tuple, list)) else (values,)
-    return [v for ref in refs if (v := ref()) is not None]  # type: ignore[operator]
+    return [v for ref in refs if (v := ref()) is not None]
 
 
 def flat(out: Any) -> list[Any]:
