@@ -1,8 +1,9 @@
 """A proved bound: no plan of this problem that meets the budget takes less extra time than this.
 
-The linear programme here is weaker than any plan on purpose. It charges a saved value that is not kept with one replay
-of its op, and charges no memory for replays but the tensor that backward is using at the moment; a replay's inputs
-must be kept or replayed somewhere, in whatever stage. Every plan, with segments or without, satisfies it.
+The linear programme here is weaker than any plan on purpose. It charges one replay for an op of which a saved value is
+asked for when nobody holds it any more, nothing for dropping what is never asked for, and no memory for replays but
+the tensor that backward is using at the moment; a replay's inputs must be kept or replayed somewhere, in whatever
+stage; what can be packed takes no more than its packed bytes. Every plan, with segments or without, satisfies it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdover.planning.milp import Interval, Model, relaxed
+from holdover.planning.packing import packable
 from holdover.planning.problem import NEVER, Problem
 
 
@@ -17,28 +19,32 @@ def bound_seconds(problem: Problem, budget: int) -> float:
     """The least seconds of replay of any plan whose peak is at most `budget` bytes; infinite if none can exist."""
     model = _optimistic(problem)
     found = relaxed(model, float(budget))
-    return np.inf if found is None else max(found, 0.0)
+    return np.inf if found is None else max(found, 0.0) * (1 - 1e-6)  # the solver's tolerance
 
 
 def _optimistic(problem: Problem) -> Model:
     needs = problem.needs
-    column = {o: i for i, o in enumerate(problem.eligible)}
+    packed = packable(problem.trace, with_loss=problem.with_loss)
+    asked = [o for o in problem.eligible if any(needs[v].asks for v in problem.saved_outputs(o))]
+    column = {o: i for i, o in enumerate(problem.eligible)}  # replayed, and so recorded
+    dropped = {o: len(column) + i for i, o in enumerate(sorted(set(column) - set(asked)))}  # recorded
     fixed = problem.base.astype(float).copy()
-    changes: list[list[Interval]] = [[] for _ in column]
-    for o, j in column.items():
+    changes: list[list[Interval]] = [[] for _ in range(len(column) + len(dropped))]
+    for o in column:
         for v in problem.saved_outputs(o):
             need = needs[v]
+            used = np.zeros(len(fixed), dtype=bool)
             for ask in need.asks.values():  # it is there while backward uses it, kept or replayed
-                fixed[ask.first : max(ask.first, ask.loan_end) + 1] += need.nbytes
+                used[ask.first : max(ask.first, ask.loan_end) + 1] = True
+            fixed[used] += need.nbytes
             held = np.zeros(len(fixed), dtype=bool)
             held[need.program_end + 1 : min(need.end, len(fixed) - 1) + 1] = need.program_end < NEVER
-            for ask in need.asks.values():
-                held[ask.first : max(ask.first, ask.loan_end) + 1] = False
-            for first, last in _runs(held):
-                fixed[first : last + 1] += need.nbytes
-                changes[j].append((first, last, -need.nbytes))
+            nbytes = packed.get(v, need.nbytes)
+            for first, last in _runs(held & ~used):
+                fixed[first : last + 1] += nbytes
+                changes[dropped.get(o, column[o])].append((first, last, -nbytes))
     cost = np.array([problem.cost[o] for o in column])
-    model = Model(problem, problem.eligible, column, cost, fixed, changes, binaries=len(column))
+    model = Model(problem, problem.eligible, column, cost, fixed, changes, binaries=len(changes))
     _closure(model)
     model.cost = np.concatenate([cost, np.zeros(model.size - len(cost))])
     return model

@@ -31,6 +31,7 @@ from holdover.planning.problem import NEVER, Problem
 from holdover.planning.quiet import silent_stdout
 
 Interval = tuple[int, int, int]  # first position, last position, bytes
+TIME_IS_UP = 1  # in scipy's words
 
 
 @dataclass
@@ -253,7 +254,10 @@ def relaxed(model: Model, budget: float) -> float | None:
     rows = sorted({int(t) for t in _first_rows(model)})
     value = 0.0
     for _ in range(40):
-        result = _highs(model, rows, budget, 10.0, 0.0, integral=False)
+        try:
+            result = _highs(model, rows, budget, 10.0, 0.0, integral=False)
+        except TimeoutError:
+            break  # what was found with fewer rows holds
         if result is None:
             return None
         x, value = result
@@ -333,6 +337,8 @@ def _highs(
             cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integrality,
             bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
         )  # fmt: skip
+    if not integral and result.status == TIME_IS_UP:
+        raise TimeoutError
     if result.x is None:
         return None
     if budget is None:
