@@ -402,3 +402,25 @@ def test_profilers_and_anomaly_mode() -> None:
     install(model, script(model, (x,)))
     with torch.autograd.detect_anomaly(check_nan=True), torch.profiler.profile():
         model(x).sum().backward()
+
+
+TOOLS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "trace": lambda m, x: torch.jit.trace(m, (x,)),
+    "export": lambda m, x: torch.export.export(m, (x,)).module(),
+    "strict export": lambda m, x: torch.export.export(m, (x,), strict=True).module(),
+    "fx": lambda m, x: torch.fx.symbolic_trace(m),
+    "make_fx": lambda m, x: torch.fx.experimental.proxy_tensor.make_fx(m)(x),
+    "vmap": lambda m, x: torch.vmap(m),
+    "data parallel": lambda m, x: nn.DataParallel(m),
+    "functional call": lambda m, x: lambda x: torch.func.functional_call(m, dict(m.named_parameters()), (x,)),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_that_take_a_model(tool: str) -> None:
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), batch()
+    expected = model(x)
+    install(model, script(model, (x,)))
+    assert torch.equal(TOOLS[tool](model, x)(x), expected)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch.equal(model(x), expected)

@@ -16,6 +16,9 @@ from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import OUTSIDE, ROOT, Compiled, Script
 
 MISSING = object()
+FUNCTION_ATTRIBUTES = frozenset(
+    {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__", "__qualname__"}
+)
 REPLICATE = "_replicate_for_data_parallel"
 
 
@@ -118,6 +121,12 @@ class Framed:
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self._forward().__doc__
+
+    def __getattr__(self, name: str) -> Any:
+        # What exporters and scripting read of a function. Not `__func__`: whoever finds it would leave this frame out.
+        if name in FUNCTION_ATTRIBUTES:
+            return getattr(self._forward(), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_module": self._module()}
