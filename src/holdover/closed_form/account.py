@@ -310,11 +310,13 @@ def _context_buffers(model: Model, rows: Rows) -> Array:
 
 
 def _op_gradients(of: Layer) -> set[Formula]:
-    """For each op, bytes per token of the gradients of its inputs and outputs, and of inputs it gathers."""
-    found = set()
-    for op in of.ops:
+    """For each op's backward, bytes per token of the gradients of its inputs and outputs and of inputs it gathers, less
+    what the layer kept for later ops: their backward has let go of it."""
+    found, freed = set(), Formula()
+    for op in reversed(of.ops):
         touched = [value for value in of.values if value.gradient and (value.op == op.name or value.name in op.inputs)]
-        found.add(total(value.rank_bytes for value in touched if value.name != INPUT) + op.gathered)
+        found.add(total(value.rank_bytes for value in touched if value.name != INPUT) + op.gathered - freed)
+        freed = freed + total(value.rank_bytes for value in of.stored if value.op == op.name)
     return found
 
 
