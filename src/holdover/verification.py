@@ -166,9 +166,10 @@ def verify(
     Nothing of the caller's changes: both runs work on copies, and the random generators are put back.
 
     Args:
-        model, args, kwargs, loss, optimizer, precision: the step that was planned, as `holdover.plan` took it. The
-            model may have the plan applied already.
+        model, args, kwargs, loss, optimizer: the step that was planned, as `holdover.plan` took it. The model may
+            have the plan applied already.
         plan: the plan to judge.
+        precision: None for that of the plan.
 
     Returns:
         A `Verification`; its `holds` is the verdict, `differences` says what differs where.
@@ -184,6 +185,7 @@ def verify(
     >>> holdover.verify(model, (x,), plan=plan).gradients_equal
     True
     """
+    precision = precision or plan.precision
     subject = (model, tuple(args), dict(kwargs or {}), loss, optimizer)
     with random_state_restored():
         expected = _results(_prepared(subject, precision, None))

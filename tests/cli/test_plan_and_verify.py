@@ -19,7 +19,7 @@ def test_plan_then_verify(run: Run, factories: Path, tmp_path: Path) -> None:
     assert done.stdout.endswith("written to plan.json\n")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["predicted_peak_bytes"] <= plan["budget_bytes"] < plan["unplanned_peak_bytes"]
-    done = run("verify", model, "--plan", "plan.json", "--optimizer", "sgd", "--json")
+    done = run("verify", model, "--plan", "plan.json", "--json")  # with the plan's own optimizer
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["holds"]

@@ -12,8 +12,6 @@ from holdover.cli.common import (
     BatchOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
     SeqOption,
     fail,
     fails_politely,
@@ -33,8 +31,10 @@ def verify(
     budget: Annotated[
         str | None, typer.Option("--budget", help="Make a plan for this budget instead.", show_default=False)
     ] = None,
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", help="As for plan. [default: the plan's own, or adamw]")
+    ] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="As for plan. [default: the plan's own]")] = None,
     batch: BatchOption = 8,
     seq: SeqOption = None,
     as_json: JsonOption = False,
@@ -52,7 +52,14 @@ def verify(
         parse_budget(budget)
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=False)
-    shared: dict[str, Any] = {"loss": step.loss, "optimizer": named_optimizer(optimizer), "precision": precision}
+    if loaded is not None:
+        optimizer = optimizer or loaded.optimizer or "none"
+        precision = precision or loaded.precision
+    shared: dict[str, Any] = {
+        "loss": step.loss,
+        "optimizer": named_optimizer(optimizer or "adamw"),
+        "precision": precision,
+    }
     if loaded is None:
         with stage("recording the step, timing its ops, solving"):
             loaded = holdover.plan(step.model, step.args, step.kwargs, budget=budget or "min", **shared)
