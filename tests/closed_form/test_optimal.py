@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdover.closed_form.account import Model, account_bytes, build_rows
+from holdover.closed_form.account import account_bytes
 from holdover.closed_form.architecture import HUGGING_FACE, MEGATRON, PAPER, Architecture, Kernels, Kind
 from holdover.closed_form.estimate import DEFAULT_CLUSTER, closed_form
 from holdover.closed_form.fitting import menus_of
@@ -18,6 +18,7 @@ from holdover.closed_form.parameters import States
 from holdover.closed_form.presets import PRESETS
 from holdover.closed_form.rates import op_seconds
 from holdover.closed_form.recompute import Recompute
+from holdover.closed_form.rows import Model, build_rows
 from holdover.errors import BudgetError
 
 GPT, LLAMA, MIXTRAL = PRESETS["gpt-22b"], PRESETS["llama3-8b"], PRESETS["mixtral-8x7b"]

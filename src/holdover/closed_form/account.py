@@ -6,154 +6,23 @@ table cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from holdover.closed_form.architecture import Architecture, Kernels, Kind
 from holdover.closed_form.blocks import residual_bytes
 from holdover.closed_form.formula import Formula, total
 from holdover.closed_form.layers import chunk_bytes, first_end, last_end, layer, loss_temporaries, rotary_tables
-from holdover.closed_form.layout import Layout
 from holdover.closed_form.parameters import (
-    States,
     elements,
     first_parameters,
     last_parameters,
     layer_parameters,
 )
-from holdover.closed_form.pipeline import V_SHAPED, Chunk, chunks
-from holdover.closed_form.recompute import Assignment, Mode, Recompute, assign, treatment
+from holdover.closed_form.recompute import treatment
+from holdover.closed_form.rows import Array, Model, Rows
 from holdover.closed_form.tensors import INPUT, Layer
-
-Array = Any
-Pair = tuple[Kind, Mode]
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is common to all rows."""
-
-    architecture: Architecture
-    kernels: Kernels
-    states: States
-    recompute: Recompute
-    small: bool = True
-    """Count bookkeeping too: norm statistics, token ids, masked targets. The paper leaves them out."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The stages of the layouts: which layout, which stage, and what each holds."""
-
-    layout: Array
-    """Index of the row's layout."""
-    stage: Array
-    values: dict[str, Array]
-    """What the symbols stand for, per row."""
-    tokens: Array
-    first: Array
-    """1 where the stage has the embedding."""
-    last: Array
-    """1 where the stage has the head."""
-    first_in_flight: Array
-    last_in_flight: Array
-    held: dict[Pair, Array]
-    """Layers times micro-batches in flight, by kind and mode."""
-    layers: dict[Kind, Array]
-    replays: dict[Pair, Array]
-    """Layers that run again, each counted by the share of its micro-batches that do."""
-    groups: tuple[tuple[Pair, ...], ...]
-    """The groups of layers that are replayed at once."""
-    group_present: Array
-    """For each group, 1 where the row has it."""
-    stage_chunks: tuple[tuple[Chunk, ...], ...]
-
-
-def build_rows(model: Model, layouts: Sequence[Layout]) -> Rows:
-    """Lay the model out in each of the layouts."""
-    architecture, recompute = model.architecture, model.recompute
-    kinds = architecture.layer_kinds
-    index, stages, owned = [], [], []
-    values: list[dict[str, float]] = []
-    for number, layout in enumerate(layouts):
-        symbols = dict(layout.values(architecture, model.kernels.imbalance))
-        symbols |= {
-            "ranks_tp": layout.tp,
-            "ranks_ep": layout.ep * layout.etp,
-            "dp": layout.dp,
-            "cp": layout.cp,
-            "pp": layout.pp,
-            "zero": layout.zero,
-            "reshard": int(layout.reshard_after_forward),
-            "ring": int(layout.context == "ring"),
-            "tokens": layout.tokens(architecture),
-            "micro_batches": layout.micro_batches,
-        }
-        split = layout.split(architecture)
-        for stage, mine in enumerate(chunks(layout.schedule, split, layout.pp, layout.micro_batches)):
-            index.append(number)
-            stages.append(stage)
-            owned.append(mine)
-            values.append(symbols)
-    table = {name: np.array([row[name] for row in values], dtype=float) for name in values[0]}
-    stage_array, layout_array = np.array(stages), np.array(index)
-    v_shaped = np.array([layout.schedule in V_SHAPED for layout in layouts])[layout_array]
-    tally = _Tally(len(owned))
-    for row, mine in enumerate(owned):
-        for chunk in mine:
-            span = kinds[chunk.first_layer : chunk.first_layer + chunk.layers]
-            tally.add(row, chunk, span, assign(recompute, span), recompute.store_all_micro_batches)
-    return Rows(
-        layout=layout_array,
-        stage=stage_array,
-        values=table,
-        tokens=table["tokens"],
-        first=(stage_array == 0).astype(float),
-        last=np.where(v_shaped, stage_array == 0, stage_array == table["pp"] - 1).astype(float),
-        first_in_flight=np.array([mine[0].in_flight for mine in owned], dtype=float),
-        last_in_flight=np.array([mine[-1].in_flight for mine in owned], dtype=float),
-        held=tally.held,
-        layers=tally.layers,
-        replays=tally.replays,
-        groups=tuple(tally.groups),
-        group_present=[np.array(present) for present in tally.groups.values()],
-        stage_chunks=tuple(owned),
-    )
-
-
-class _Tally:
-    """Counts layers by kind and mode, row by row."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self.held: dict[Pair, Array] = {}
-        self.layers: dict[Kind, Array] = {}
-        self.replays: dict[Pair, Array] = {}
-        self.groups: dict[tuple[Pair, ...], Array] = {}
-
-    def add(self, row: int, chunk: Chunk, kinds: tuple[Kind, ...], assignment: Assignment, store_all: int) -> None:
-        if not kinds:
-            return
-        whole = min(store_all, chunk.in_flight)
-        rest = chunk.in_flight - whole
-        for kind, mode, count in assignment.counts:
-            self._count(self.layers, kind, row, count)
-            if mode == "all" or rest:
-                self._count(self.held, (kind, mode), row, count * (rest if mode != "all" else chunk.in_flight))
-            if mode != "all" and whole:
-                self._count(self.held, (kind, "all"), row, count * whole)
-            if mode != "all":
-                self._count(self.replays, (kind, mode), row, count * (rest / chunk.in_flight if whole else 1))
-        for group in assignment.groups:
-            self._count(self.groups, group, row, 1 if rest or group[0][1] == "all" else 0)
-
-    def _count(self, table: dict[Any, Array], key: Any, row: int, amount: float) -> None:
-        if key not in table:
-            table[key] = np.zeros(self._rows)
-        table[key][row] += amount
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from holdover.closed_form.account import Bytes, Model, Rows, account_bytes, build_rows
+from holdover.closed_form.account import Bytes, account_bytes
 from holdover.closed_form.architecture import MEGATRON, Architecture, Kernels
 from holdover.closed_form.fitting import choose_row, over_budget
 from holdover.closed_form.layers import last_end, layer
@@ -20,6 +20,7 @@ from holdover.closed_form.parameters import States, unique_parameters
 from holdover.closed_form.pipeline import in_flight
 from holdover.closed_form.rates import Cluster, cluster_of
 from holdover.closed_form.recompute import Recompute
+from holdover.closed_form.rows import Model, Rows, build_rows
 from holdover.closed_form.times import account_times, step_times
 from holdover.cost.devices import card
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdover.closed_form.account import Bytes, Model, Rows
+from holdover.closed_form.account import Bytes
 from holdover.closed_form.architecture import Kind
 from holdover.closed_form.layers import layer
 from holdover.closed_form.optimal import Choice, Dish, Group, choose, menu
 from holdover.closed_form.rates import Cluster
+from holdover.closed_form.rows import Model, Rows
 from holdover.errors import BudgetError
 from holdover.units import format_bytes
 

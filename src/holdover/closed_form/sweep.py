@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from holdover.closed_form.account import Bytes, Model, Rows, account_bytes, build_rows
+from holdover.closed_form.account import Bytes, account_bytes
 from holdover.closed_form.architecture import MEGATRON, Architecture, Kernels
 from holdover.closed_form.errors import ConfigurationError
 from holdover.closed_form.estimate import DEFAULT_CLUSTER, model_flops
@@ -19,6 +19,7 @@ from holdover.closed_form.parameters import States
 from holdover.closed_form.pipeline import even_split
 from holdover.closed_form.rates import Cluster
 from holdover.closed_form.recompute import Recompute
+from holdover.closed_form.rows import Model, Rows, build_rows
 from holdover.closed_form.times import account_times, step_times
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from holdover.closed_form.account import Bytes, Model, Rows, at
+from holdover.closed_form.account import Bytes, at
 from holdover.closed_form.blocks import residual_bytes
 from holdover.closed_form.formula import total
 from holdover.closed_form.layers import first_end, last_end, layer
@@ -16,6 +16,7 @@ from holdover.closed_form.layout import Layout
 from holdover.closed_form.pipeline import bubble
 from holdover.closed_form.rates import Cluster, Seconds, op_seconds
 from holdover.closed_form.recompute import treatment
+from holdover.closed_form.rows import Model, Rows
 
 Array = Any
 
