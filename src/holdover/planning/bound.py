@@ -3,7 +3,8 @@
 The linear programme here is weaker than any plan on purpose. It charges one replay for an op of which a saved value is
 asked for when nobody holds it any more, nothing for dropping what is never asked for, and no memory for replays but
 the tensor that backward is using at the moment; a replay's inputs must be kept or replayed somewhere, in whatever
-stage; what can be packed takes no more than its packed bytes. Every plan, with segments or without, satisfies it.
+stage; what can be packed takes no more than its packed bytes; only the moments at which an op runs are looked at.
+Every plan, with segments or without, satisfies it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def _optimistic(problem: Problem) -> Model:
     asked = [o for o in problem.eligible if any(needs[v].asks for v in problem.saved_outputs(o))]
     column = {o: i for i, o in enumerate(problem.eligible)}  # replayed, and so recorded
     dropped = {o: len(column) + i for i, o in enumerate(sorted(set(column) - set(asked)))}  # recorded
-    fixed = problem.base.astype(float).copy()
+    fixed = problem.running.astype(float).copy()
     changes: list[list[Interval]] = [[] for _ in range(len(column) + len(dropped))]
     for o in column:
         for v in problem.saved_outputs(o):
             need = needs[v]
             used = np.zeros(len(fixed), dtype=bool)
             for ask in need.asks.values():  # it is there while backward uses it, kept or replayed
-                used[ask.first : max(ask.first, ask.loan_end) + 1] = True
+                used[ask.first + 1 : ask.loan_end + 1] = True
             fixed[used] += need.nbytes
             held = np.zeros(len(fixed), dtype=bool)
             held[need.program_end + 1 : min(need.end, len(fixed) - 1) + 1] = need.program_end < NEVER

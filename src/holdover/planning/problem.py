@@ -57,7 +57,8 @@ class Problem:
         positions: op -> position; only ops of the step planned for are in it.
         eligible: ops that may be recorded, in order.
         cost: seconds that one replay of each eligible op takes.
-        base: bytes held at each position whatever the plan says, workspace included.
+        base: bytes held at each position whatever the plan says, workspace included: the most up to the next op.
+        running: the same while the op itself runs, its results and workspace included.
         needs: value -> how long it is held.
         readers: value -> eligible ops that read it.
         backward_start: position of the first op of backward.
@@ -68,6 +69,7 @@ class Problem:
     eligible: list[int]
     cost: Mapping[int, float]
     base: np.ndarray
+    running: np.ndarray
     needs: dict[int, Need]
     readers: dict[int, list[int]]
     backward_start: int
@@ -117,7 +119,7 @@ def build(trace: Trace, cost: Mapping[int, float], workspace: Mapping[int, int],
     able = set(eligible)
     maker = {v: o for o in eligible for v in trace.ops[o].outputs}
     needs = {v.id: Need(trace.storages[v.storage].nbytes) for v in trace.values}
-    base = _walk(trace, positions, maker, needs, workspace, with_loss=with_loss)
+    base, running = _walk(trace, positions, maker, needs, workspace, with_loss=with_loss)
     readers: dict[int, list[int]] = defaultdict(list)
     for o in eligible:
         for v in trace.ops[o].inputs:
@@ -126,7 +128,9 @@ def build(trace: Trace, cost: Mapping[int, float], workspace: Mapping[int, int],
     seconds = sum(cost.get(trace.ops[n].signature, 0.0) for n in numbers)
     per_op = {o: cost.get(trace.ops[o].signature, 0.0) for o in able}
     passes = tuple(sorted({p for n in needs.values() for p in n.asks}))
-    return Problem(trace, positions, eligible, per_op, base, needs, readers, start, seconds, maker, passes, with_loss)
+    return Problem(
+        trace, positions, eligible, per_op, base, running, needs, readers, start, seconds, maker, passes, with_loss
+    )  # fmt: skip
 
 
 def _walk(
@@ -137,12 +141,13 @@ def _walk(
     workspace: Mapping[int, int],
     *,
     with_loss: bool,
-) -> np.ndarray:
-    """Fill `needs` and return the base curve.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fill `needs` and return the base curves.
 
     What backward asks for is not base for the values of eligible ops: keeping or replaying pays for it.
     """
     base = np.zeros(len(positions), dtype=np.int64)
+    running = np.zeros(len(positions), dtype=np.int64)
     held = [0] * len(trace.storages)
     content = [-1] * len(trace.storages)
     for first in trace.values:
@@ -171,6 +176,8 @@ def _walk(
             note()
             made = sum(needs[v].nbytes for v in op.outputs if not trace.values[v].version)
             note(made + workspace.get(op.signature, 0))
+            if at >= 0:
+                running[at] = now + made + workspace.get(op.signature, 0)
         elif kind is Event.HOLD:
             held[number] += 1
             value = content[number]
@@ -196,7 +203,7 @@ def _walk(
         else:
             now += _on_slot(trace, kind, number, at, maker, needs, held, current)
             note()
-    return base
+    return base, running
 
 
 def _on_slot(
