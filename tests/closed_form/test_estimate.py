@@ -223,3 +223,15 @@ def test_it_needs_neither_torch_nor_what_only_some_commands_need() -> None:
     program = "import sys, holdover.closed_form.sweep, holdover.closed_form.settings; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "scipy", "rich", "typer", "matplotlib"} & set(done.stdout.split())
+
+
+def test_an_uneven_load_takes_longer_and_no_more_flops() -> None:
+    layout = Layout(dp=8, ep=8)
+    full = Recompute(granularity="full")
+    even, uneven = (
+        closed_form(PRESETS["mixtral-8x7b"], layout, kernels=Kernels(imbalance=rho), recompute=full)
+        for rho in (1.0, 1.5)
+    )
+    assert uneven.step_seconds > even.step_seconds
+    assert uneven.hardware_flops == even.hardware_flops
+    assert uneven.model_flops == even.model_flops

@@ -29,6 +29,7 @@ class Dish:
     seconds: float
     """Of running the ops again."""
     flops: float
+    """With experts evenly loaded, as over all ranks they are."""
     kept: tuple[str, ...]
     replayed: tuple[str, ...]
 
@@ -76,7 +77,7 @@ def menu(
     costs = _Costs(
         {value.name: int(-(-value.rank_bytes.at(values) * tokens // 1)) for value in layer.values},
         {op.name: float(op_seconds([op], values, tokens, cluster, size).forward) for op in ops},
-        {op.name: float(op.flops.at(values)) * tokens for op in ops},
+        {op.name: float(op.flops.at(values | {"rho": 1})) * tokens for op in ops},
     )
     cut = next(place for place, op in enumerate(ops) if op.name == layer.value(RESIDUAL).op) + 1
     second_ops = {op.name for op in ops[cut:]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ def account_times(model: Model, rows: Rows, cluster: Cluster, bytes_of: Bytes, l
     zeros = np.zeros(len(rows.stage))
     parts = {"products": zeros, "traffic": zeros, "collectives": zeros, "exchanges": zeros}
     flops, replay, replay_flops = zeros, zeros, zeros
+    # The most loaded expert rank sets the time; over all ranks the FLOPs are those of an even load.
+    even = dataclasses.replace(rows, values=rows.values | {"rho": np.ones_like(rows.tokens)})
 
     def add(times: Seconds, weight: Array) -> None:
         for name in parts:
@@ -48,17 +51,17 @@ def account_times(model: Model, rows: Rows, cluster: Cluster, bytes_of: Bytes, l
     for kind, number in rows.layers.items():
         listed = layer(model.architecture, model.kernels, kind)
         add(op_seconds(listed.ops, rows.values, rows.tokens, cluster, size), number)
-        flops = flops + number * rows.tokens * at(listed.flops, rows)
+        flops = flops + number * rows.tokens * at(listed.flops, even)
     for end, where in (
         (first_end(model.architecture, model.kernels), rows.first),
         (last_end(model.architecture, model.kernels), rows.last),
     ):
         add(op_seconds(end.ops, rows.values, rows.tokens, cluster, size), where)
-        flops = flops + where * rows.tokens * at(end.flops, rows)
+        flops = flops + where * rows.tokens * at(end.flops, even)
     for (kind, mode), number in rows.replays.items():
         ops = treatment(layer(model.architecture, model.kernels, kind), mode, model.recompute).replayed
         replay = replay + number * op_seconds(ops, rows.values, rows.tokens, cluster, size).forward
-        replay_flops = replay_flops + number * rows.tokens * at(total(op.flops for op in ops), rows)
+        replay_flops = replay_flops + number * rows.tokens * at(total(op.flops for op in ops), even)
     whole = Seconds(**parts)
     return Times(
         whole.forward,
