@@ -28,7 +28,7 @@ def printed(*arguments: str) -> str:
 EXAMPLE = "gpt3-175b --tp 8 --pp 8 --sequence-parallel --recompute selective --micro-batch 1".split()  # noqa: SIM905
 
 
-def test_the_issues_example() -> None:
+def test_the_example_of_the_documentation() -> None:
     text = printed(*EXAMPLE)
     assert "gpt3-175b: 174.6 B parameters on 64 GPUs (H100 80 GB SXM), tp 8, pp 8, sequence parallel, 1f1b" in text
     assert re.search(r"activations +9\.56 +1\.20", text)
