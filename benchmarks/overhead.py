@@ -3,8 +3,8 @@
 Usage: python benchmarks/overhead.py [--rounds 40] [--json FILE]
 
 The variants take turns within each round, so that a busy machine slows all of them alike; each figure is the median
-of the fastest fifth of the rounds. "left alone" is an op in a call where something is planned, but not this op; "quiet" is
-a module in which nothing is planned.
+of the fastest fifth of the rounds. "left alone" is an op in a call where something is planned, but not this op;
+"quiet" is a module in which nothing is planned.
 """
 
 from __future__ import annotations
