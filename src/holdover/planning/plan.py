@@ -126,9 +126,13 @@ class Plan:
         """
         target = Path(path)
         try:
-            with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                file.write(self.to_json())
-            os.replace(file.name, target)
+            file = tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False)  # noqa: SIM115
+            try:
+                with file:
+                    file.write(self.to_json())
+                os.replace(file.name, target)
+            finally:
+                Path(file.name).unlink(missing_ok=True)
         except OSError as error:
             raise PlanError(f"The plan cannot be written to {target}: {error.strerror or error}.") from None
 
