@@ -57,10 +57,16 @@ def factories(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of timings for all commands of this session."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, cache: Path) -> Run:
     def run(*arguments: object, python: tuple[str, ...] = ("-m", "holdover")) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache)}
         done = subprocess.run(
             [sys.executable, *python, *map(str, arguments)],
             capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240, check=False,
