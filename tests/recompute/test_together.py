@@ -373,9 +373,10 @@ def count_fake(model: nn.Module, x: torch.Tensor) -> Any:
 
 def test_meta_tensors() -> None:
     with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(), nn.RReLU(), nn.Tanh())
         x = torch.empty(3, WIDTH, requires_grad=True)
-    install(model, script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), (batch(),)))
+    on_cpu = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(), nn.RReLU(), nn.Tanh())
+    install(model, script(on_cpu, (batch(),)))
     model(x).sum().backward()
     assert inspect(model).replayed_ops > 0
 

@@ -41,8 +41,8 @@ def before(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draw:
         given = args[position] if position < len(args) else None
     if given is not None:
         return Draw(op.generator, given.device, given.get_state())
-    device = _device(args, kwargs)
-    return Draw(op.generator, device, default_generator(device).get_state())
+    default = default_generator(_device(args, kwargs))
+    return Draw(op.generator, default.device, default.get_state())  # the generator's device has an index
 
 
 def default_generator(device: torch.device) -> torch.Generator:
