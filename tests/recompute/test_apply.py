@@ -70,7 +70,10 @@ def test_removing_undoes_it_wholly() -> None:
     plain, x = model_and_batch()
     model, _ = planned()
     before = {n: set(m.__dict__) for n, m in plain.named_modules()}
+    step(model, (x,))
+    fresh(model)
     uninstall(model)
+    assert not any(hasattr(p.untyped_storage(), "_holdover") for p in [*model.parameters(), *model.buffers()])
     assert {n: set(m.__dict__) for n, m in model.named_modules()} == before
     with pytest.raises(ApplyError, match="follows no plan"):
         uninstall(model)

@@ -12,6 +12,7 @@ import torch
 
 from holdover.errors import ApplyError
 from holdover.recompute._torch import functorch_transform, watching_module_calls
+from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import OUTSIDE, ROOT, Compiled, Script
 
@@ -245,6 +246,8 @@ def uninstall(model: torch.nn.Module) -> None:
     if installation is None:
         raise ApplyError(f"this {type(model).__name__} follows no plan, so there is none to remove")
     detach(model, installation)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        forget_dead_pins(tensor)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from holdover.recompute.geometry import oddity
-from holdover.recompute.recipe import Value, flat
+from holdover.recompute.recipe import Pins, Value, flat
 from holdover.recompute.rules import Op
 
 
@@ -25,6 +25,16 @@ def written(op: Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
 def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among an op's arguments."""
     return [t for t in flat([*args, *kwargs.values()]) if isinstance(t, torch.Tensor)]
+
+
+def forget_dead_pins(tensor: torch.Tensor) -> None:
+    """Take the note of past pins off a storage that no recipe reads any more."""
+    if oddity(tensor):
+        return
+    storage: Any = tensor.untyped_storage()
+    note = getattr(storage, "_holdover", None)
+    if type(note) is Pins and all(ref() is None for ref in note):
+        del storage._holdover
 
 
 def about_to_write(tensor: torch.Tensor) -> None:
