@@ -94,6 +94,7 @@ def _child_main(work: Callable[[Any], Any], subject: Any, read_end: int, write_e
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        sys.stdout = sys.stderr = os.fdopen(quiet, "w")  # notebooks and test runners put their own there
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)  # the parent's thread pool does not exist here, and waiting for it would hang
         try:

@@ -1,0 +1,74 @@
+"""The private PyTorch names that recording stands on: when one moves, this says which, and what it was for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+from holdover.trace import _torch
+
+NAMES = {
+    "torch._C._current_autograd_node": "which backward op belongs to which forward op",
+    "torch._C._current_graph_task_id": "telling several backward passes of a step apart",
+    "torch._C._autograd._get_sequence_nr": "which autograd node a forward op made",
+    "torch._C._functorch.is_functorch_wrapped_tensor": "leaving tensors of function transforms alone",
+    "torch._subclasses.fake_tensor.FakeTensor": "recording without memory",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "recording without memory",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "falling back to real tensors",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "falling back to real tensors",
+    "torch.utils._python_dispatch.TorchDispatchMode": "seeing each op",
+    "torch.utils._python_dispatch._disable_current_modes": "running an op on known values aside",
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "looking into wrapper subclasses",
+    "torch._C._profiler._ExtraFields_Allocation": "reading the profiler's allocation events",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_there(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute, None)
+    assert found is not None, f"PyTorch {torch.__version__} has no {name}, needed for {NAMES[name]}"
+
+
+def test_no_pass_is_minus_one_and_passes_count_up() -> None:
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(_torch.current_graph_task_id()))
+    assert _torch.current_graph_task_id() == -1
+    (x * 2).sum().backward()
+    (x * 2).sum().backward()
+    assert -1 < seen[0] < seen[1]
+
+
+def test_nodes_are_numbered_as_they_are_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    before = _torch.sequence_number()
+    y = x.sin()
+    assert y.grad_fn is not None
+    assert y.grad_fn._sequence_nr() == before
+    assert _torch.sequence_number() == before + 1
+
+
+def test_the_node_that_runs_is_the_one_of_the_forward_op() -> None:
+    seen: list[Any] = []
+
+    class Watch(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            node = _torch.current_autograd_node()
+            seen.append((str(func), node and node.name()))
+            return func(*args, **(kwargs or {}))
+
+    y = torch.ones(2, requires_grad=True).sin()
+    with Watch():
+        y.backward(torch.ones(2))
+    assert ("aten.cos.default", "SinBackward0") in seen
+
+
+def test_storages_are_weakly_referable_and_keep_their_object() -> None:
+    x = torch.ones(2)
+    storage = x.untyped_storage()
+    assert x.view(1, 2).untyped_storage() is storage
+    assert isinstance(storage._cdata, int)
