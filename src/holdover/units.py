@@ -154,7 +154,8 @@ def format_share(share: float, *, sign: bool = False) -> str:
     >>> format_share(0.0534), format_share(0.0534, sign=True)
     ('5.3 %', '+5.3 %')
     """
-    return f"{share * 100:{'+' if sign else ''}.1f} %"
+    percent = round(share * 100, 1) + 0.0  # -0.0 would show its sign
+    return f"{percent:{'+' if sign else ''}.1f} %"
 
 
 def format_parts(parts: Sequence[int], unit: str) -> list[str]:
