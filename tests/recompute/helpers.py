@@ -13,7 +13,8 @@ from holdover.recompute._torch import yielding_to_transforms
 from holdover.recompute.apply import install
 from holdover.recompute.inspect import inspect
 from holdover.recompute.rules import describe
-from holdover.recompute.script import call_key
+from holdover.trace.frames import call_key
+from holdover.trace.ops import takes_a_place
 
 Policy = Callable[[str, int, str], str]
 """(call key, index, op name) -> "recompute", "pack" or ""."""
@@ -34,7 +35,7 @@ class Counting(TorchDispatchMode):
         self.seen: dict[str, dict[int, str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", "") != "prim" and torch._C._current_graph_task_id() == -1:
+        if takes_a_place(func) and torch._C._current_graph_task_id() == -1:
             frame = self.frames[-1]
             self.seen.setdefault(frame[0], {})[frame[1]] = str(func)
             frame[1] += 1

@@ -8,7 +8,8 @@ import torch
 from holdover.recompute.geometry import copy_with_storage, covers_storage, geometry, oddity, rebuild
 from holdover.recompute.recipe import Pins, Source
 from holdover.recompute.rules import batch_norm_updates, describe
-from holdover.recompute.script import Compiled, call_key
+from holdover.recompute.script import Compiled
+from holdover.trace.frames import call_key
 
 ATEN = torch.ops.aten
 

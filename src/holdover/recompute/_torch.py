@@ -18,15 +18,19 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _pop_torch_dispatch_stack as pop_dispatch_mode
 from torch._C import _push_on_torch_dispatch_stack as push_dispatch_mode
 from torch._C._autograd import _get_sequence_nr as sequence_number
-from torch._C._autograd import _pop_saved_tensors_default_hooks as pop_saved_tensors_hooks
-from torch._C._autograd import _push_saved_tensors_default_hooks as push_saved_tensors_hooks
-from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_non_overlapping_and_dense
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdover.trace.transforms import (
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    top_saved_tensors_hooks,
+    yielding_to_transforms,
+)
 
 __all__ = [
     "FakeTensor",
@@ -108,49 +112,6 @@ def skip_in_dynamo(*functions: Callable[..., Any]) -> None:
 
 
 _patching = threading.Lock()
-_yielding = 0
-_disable_hooks = torch.autograd.graph.disable_saved_tensors_hooks
-
-
-class yielding_to_transforms:  # noqa: N801 - a context manager, entered for every session
-    """While entered, torch.func's transforms find the saved-tensor hooks gone whose object has `yields_to_transforms`.
-
-    They refuse to run under hooks (`torch.autograd.graph.disable_saved_tensors_hooks` raises), and they ask for that
-    function by its name in torch.autograd.graph each time. What they save inside is kept as PyTorch does.
-    """
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        global _yielding
-        with _patching:
-            _yielding += 1
-            torch.autograd.graph.disable_saved_tensors_hooks = _disable_hooks_after_lifting
-
-    def __exit__(self, *exc: object) -> None:
-        global _yielding
-        with _patching:
-            _yielding -= 1
-            if not _yielding:
-                torch.autograd.graph.disable_saved_tensors_hooks = _disable_hooks
-
-
-def _yields(pack: Callable[..., Any]) -> bool:
-    return getattr(getattr(pack, "__self__", None), "yields_to_transforms", False)
-
-
-@contextmanager
-def _disable_hooks_after_lifting(error_message: str) -> Iterator[None]:
-    ours = []
-    while (top := top_saved_tensors_hooks(False)) is not None and _yields(top[0]):
-        pop_saved_tensors_hooks()
-        ours.append(top)
-    try:
-        with _disable_hooks(error_message):
-            yield
-    finally:
-        for pack, unpack in reversed(ours):
-            push_saved_tensors_hooks(pack, unpack)
 
 
 _watchers: list[Callable[[torch.nn.Module], None]] = []

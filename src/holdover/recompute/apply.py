@@ -15,6 +15,7 @@ from holdover.recompute._torch import functorch_transform, watching_module_calls
 from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import OUTSIDE, ROOT, Compiled, Script
+from holdover.trace.frames import framed_modules
 
 MISSING = object()
 FUNCTION_ATTRIBUTES = frozenset(
@@ -157,19 +158,6 @@ def note_inputs(session: Session, *arguments: Any) -> None:
             todo.extend(a.values())
         elif isinstance(a, (list, tuple)):
             todo.extend(a)
-
-
-def framed_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules that get a frame, by name: all but ScriptModules and what torch.compile has taken over."""
-    compiled: list[str] = []
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) or any(path.startswith(c) for c in compiled):
-            continue
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            compiled.append(f"{path}." if path else "")
-            if module._compiled_call_impl is not None:
-                continue
-        yield path, module
 
 
 def attach(model: torch.nn.Module, installation: Installation) -> None:

@@ -23,7 +23,7 @@ Copy on write
  6. A write that is not recorded ends the storage's recipe: from then on its content is kept. Saved tensors and recipes
     that refer to the content before the write stay right (they hold the old recipe), and take no bytes.
  7. A recorded write makes a new value whose recipe refers to (or pins: then rule 5 copies right away) the old content,
-    unless it overwrites all of the storage without reading it (`rules.OVERWRITES`, `out=`): then it refers to nothing.
+    unless it overwrites all of the storage without reading it (`ops.OVERWRITES`, `out=`): then it refers to nothing.
 
 Replay, in backward, at the moment autograd unpacks a saved tensor of a value that has a recipe
  8. If the tensor that the op made in forward is still alive (the program holds it) and was not written to since, it is

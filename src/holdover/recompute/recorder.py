@@ -36,7 +36,8 @@ from holdover.recompute.mutation import about_to_write, tensors_in, written
 from holdover.recompute.packing import pack as pack_storage
 from holdover.recompute.recipe import Recipe, Value, flat
 from holdover.recompute.rules import OPS, Op, describe
-from holdover.recompute.script import EMPTY, Compiled, call_key
+from holdover.recompute.script import EMPTY, Compiled
+from holdover.trace.frames import call_key
 
 PACK = "pack"
 
@@ -205,7 +206,7 @@ class Session(TorchDispatchMode):
     def _unusual(self, op: Op, args: Any, kwargs: Any) -> Any:
         """An op that writes to something, is not counted, or runs in a backward pass inside forward."""
         if not op.counted:
-            return op.func(*args, **kwargs)
+            return op.func._op(*args, **kwargs)
         if current_graph_task_id() == self.home:
             frame = self.frame
             index = frame.index

@@ -10,28 +10,8 @@ from typing import Any
 
 import torch
 
-from holdover.recompute._torch import HigherOrderOperator, OpOverload
-
-OVERWRITES = frozenset(
-    {
-        "bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_",
-        "fill_", "zero_", "copy_",
-    }
-)  # fmt: skip
-"""In-place ops whose result does not depend on what they write over."""
-
-UNINITIALISED = frozenset(
-    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize"}
-)
-
-DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive"})
-"""Ops whose output size depends on values: another run would have to wait for the device to know it."""
-
-PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
-"""Namespaces whose kernels are known to touch nothing but their arguments."""
-
-STATEFUL = frozenset({"_cudnn_init_dropout_state", "_fused_moving_avg_obs_fq_helper", "_cudnn_rnn", "miopen_rnn"})
-"""Ops with a state of their own that another run would advance or miss."""
+from holdover.recompute._torch import OpOverload
+from holdover.trace.ops import OVERWRITES, obstacle, takes_a_place
 
 BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 """Ops that update arguments 3 and 4 when argument 5 is true, which their schemas do not say."""
@@ -42,7 +22,7 @@ class Op:
 
     Attributes:
         name: "aten.addmm.default".
-        counted: whether it takes a place in the call it runs in (all but the namespace "prim").
+        counted: whether it takes a place in the call it runs in, see `trace.ops.takes_a_place`.
         simple: counted, an overload, and writes to nothing: the fast path.
         writes: (position, argument name) of what it writes to.
         obstacle: why its outputs can never be made again by running it once more; "" when they can.
@@ -67,11 +47,11 @@ class Op:
         if not isinstance(func, OpOverload):
             self.name = getattr(func, "__name__", type(func).__name__)
             self.counted = True
-            self.obstacle = "higher-order op" if isinstance(func, HigherOrderOperator) else "op without a schema"
+            self.obstacle = obstacle(func)
             return
         schema = func._schema
         self.name, self.packet = str(func), schema.name.split("::")[1]
-        self.counted = func.namespace != "prim"
+        self.counted = takes_a_place(func)
         arguments = schema.arguments
         self.argument_names = tuple(a.name for a in arguments)
         self.writes = tuple(
@@ -85,24 +65,7 @@ class Op:
         self.dropout = self.argument_names.index("dropout_p") if "dropout_p" in self.argument_names else -1
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
-        self.obstacle = self._obstacle(func)
-
-    def _obstacle(self, func: Any) -> str:
-        if "c10d" in func.namespace:
-            return "collective"
-        if func.namespace not in PURE_NAMESPACES:
-            return f"custom op of namespace {func.namespace}"
-        if type(func) is not OpOverload:
-            return "op on script objects"
-        if self.packet in UNINITIALISED:
-            return "uninitialised memory"
-        if self.packet in DATA_DEPENDENT or torch.Tag.data_dependent_output in func.tags:
-            return "data-dependent"
-        if self.packet in STATEFUL:
-            return "op with a state of its own"
-        if self.resizes:
-            return "changes a tensor's metadata in place"
-        return ""
+        self.obstacle = obstacle(func)
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call of a random op takes random numbers: attention without dropout does not."""

@@ -13,17 +13,6 @@ ACTIONS = frozenset({"recompute", "pack"})
 EMPTY: Mapping[int, tuple[str, str]] = MappingProxyType({})
 
 
-def call_key(parent: str, path: str, occurrence: int) -> str:
-    """The key of the `occurrence`-th call (from 0) of module `path` within the call `parent`.
-
-    >>> call_key("model", "act", 0), call_key("model", "act", 1), call_key("", "", 0)
-    ('model/act', 'model/act:1', 'model')
-    """
-    own = path or ROOT
-    key = f"{parent}/{own}" if parent else own
-    return f"{key}:{occurrence}" if occurrence else key
-
-
 class Compiled:
     """A script, with what the runtime asks of it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -23,9 +23,21 @@ def frame_modules(model: torch.nn.Module, counter: Counter) -> None:
     The instance's `forward` is what is wrapped, so that a module's hooks run in its caller's frame and a direct call
     of `module.forward` is seen too. ScriptModules keep their own, and count as part of their caller.
     """
+    for path, module in framed_modules(model):
+        module.__dict__["forward"] = _framed(module.forward, path, type(module).__name__, counter)
+
+
+def framed_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that get a frame, by name: all but ScriptModules and what torch.compile has taken over."""
+    compiled: list[str] = []
     for path, module in model.named_modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            module.__dict__["forward"] = _framed(module.forward, path, type(module).__name__, counter)
+        if isinstance(module, torch.jit.ScriptModule) or any(path.startswith(c) for c in compiled):
+            continue
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            compiled.append(f"{path}." if path else "")
+            if module._compiled_call_impl is not None:
+                continue
+        yield path, module
 
 
 def _framed(forward: Callable[..., Any], path: str, kind: str, counter: Counter) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 UNINITIALISED = frozenset(
-    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_"}
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize"}
 )
 """Ops whose result is whatever the memory held: another run gives another content."""
 
@@ -21,14 +21,16 @@ OVERWRITES = frozenset(
 )  # fmt: skip
 """In-place ops whose result does not depend on what they overwrite, if they cover the whole storage."""
 
-DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive",
-                            "item", "_local_scalar_dense", "equal", "is_nonzero"})  # fmt: skip
+DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive"})
+"""Ops whose output size depends on values: another run would have to wait for the device to know it."""
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 """Namespaces whose kernels are known to touch nothing but their arguments."""
 
+STATEFUL = frozenset({"_cudnn_init_dropout_state", "_fused_moving_avg_obs_fq_helper", "_cudnn_rnn", "miopen_rnn"})
+"""Ops with a state of their own that another run would advance or miss."""
 
-@cache
+
 def op_name(op: Any) -> str:
     """`aten.addmm.default` for an overload, the plain name for a higher-order op.
 
@@ -43,6 +45,23 @@ def resolve(name: str) -> OpOverload:
     namespace, packet, overload = name.split(".")
     op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     return op
+
+
+@cache
+def takes_a_place(op: Any) -> bool:
+    """Whether an op counts among those of its module call: not if it only looks at its argument in another way.
+
+    Views come and go with the kind of tensor (autograd makes some anew for subclasses after an in-place write), so
+    places that counted them would differ between recording and training.
+
+    >>> takes_a_place(torch.ops.aten.t.default), takes_a_place(torch.ops.aten.mm.default)
+    (False, True)
+    """
+    if not isinstance(op, OpOverload):
+        return True
+    returns = op._schema.returns
+    views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return op.namespace != "prim" and not views
 
 
 @cache
@@ -84,19 +103,20 @@ def draws(op: Any, args: Any, kwargs: Any) -> bool:
 def obstacle(op: Any) -> str:
     """Why the outputs of `op` can never be made again by running it once more; "" when they can."""
     if not isinstance(op, OpOverload):
-        return "higher-order op"
+        return "higher-order op" if isinstance(op, HigherOrderOperator) else "op without a schema"
     packet = op._schema.name.split("::")[1]
     if "c10d" in op.namespace:
         return "collective"
     if op.namespace not in PURE_NAMESPACES:
         return f"custom op of namespace {op.namespace}"
+    if type(op) is not OpOverload:
+        return "op on script objects"
     if packet in UNINITIALISED:
         return "uninitialised memory"
     if packet in DATA_DEPENDENT or torch.Tag.data_dependent_output in op.tags:
         return "data-dependent"
+    if packet in STATEFUL:
+        return "op with a state of its own"
+    if torch.Tag.inplace_view in op.tags:
+        return "changes a tensor's metadata in place"
     return ""
-
-
-def overwrites(op: Any) -> bool:
-    """Whether this in-place op forgets what it writes over, given that it covers the whole storage."""
-    return isinstance(op, OpOverload) and op._schema.name.split("::")[1] in OVERWRITES

@@ -27,6 +27,7 @@ from holdover.trace.step import (
     model_dtype,
     tensors_in,
 )
+from holdover.trace.transforms import yielding_to_transforms
 
 Loss = Callable[[Any], torch.Tensor]
 Corrections = Callable[[Signature], "list[TensorSpec | None] | None"]
@@ -193,7 +194,7 @@ def _one_step(
 ) -> None:
     recorder.begin(number, Phase.FORWARD)
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
-    with recorder:
+    with recorder, yielding_to_transforms():
         with hooks, autocast_for(step.precision, device.type) if step.precision else nullcontext():
             output = step.model(*step.args, **step.kwargs)
             recorder.begin(number, Phase.LOSS)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from holdover.trace._torch import (
     ASKS_FOR_VALUES,
+    FakeTensor,
     TorchDispatchMode,
     current_autograd_node,
     current_graph_task_id,
@@ -48,6 +49,7 @@ from holdover.trace.ops import (
     draws,
     obstacle,
     op_name,
+    takes_a_place,
     written_arguments,
 )
 
@@ -98,6 +100,7 @@ class Recorder(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    yields_to_transforms = True  # see transforms.py
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -179,7 +182,7 @@ class Recorder(TorchDispatchMode):
         trace = self.trace
         nbytes = storage.nbytes()
         number = len(trace.storages)
-        trace.storages.append(Storage(number, nbytes, tensor.device.type, category, name))
+        trace.storages.append(Storage(number, nbytes, device_of(tensor).type, category, name))
         live = Live(number, [self.new_value(number, 0, maker, tensor)], nbytes)
         self.watch(storage, live)
         return live
@@ -218,7 +221,8 @@ class Recorder(TorchDispatchMode):
                 call = trace.ops[of].call
             index = -1
         else:
-            frame.index += 1
+            index = frame.index if takes_a_place(func) else -1
+            frame.index += index >= 0
             sequence = sequence_number()
             for made in range(self.last_sequence, sequence):
                 self.op_of_node[made] = number
@@ -340,7 +344,7 @@ class Recorder(TorchDispatchMode):
                 if not is_plain(a):
                     runnable = False
                     return None
-                return TensorSpec(tuple(a.shape), a.stride(), str(a.dtype).removeprefix("torch."), str(a.device),
+                return TensorSpec(tuple(a.shape), a.stride(), str(a.dtype).removeprefix("torch."), str(device_of(a)),
                                   int(a.storage_offset()), a.untyped_storage().nbytes())  # fmt: skip
             if isinstance(a, (list, tuple)):
                 return tuple(spec(x) for x in a)
@@ -449,6 +453,11 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         names, _ = tensor.__tensor_flatten__()
         return [p for n in names for p in plain_parts(getattr(tensor, n))]
     return []
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The tensor's device; asking a fake tensor itself would go through the dispatcher and every mode."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:
