@@ -36,6 +36,28 @@ SHAPES = {
 BATCH, LENGTH = 4, 2048
 
 
+Timed = tuple[float, float, int]  # seconds, processor seconds, result
+
+
+def usages() -> list[resource.struct_rusage]:
+    """Of this process, and of its children (holdover records in one)."""
+    return [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+
+
+class Clock:
+    """Time since it was made: by the wall, and of the processor (which other programs slow down less)."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter(), self.processor()
+
+    @staticmethod
+    def processor() -> float:
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages())
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self.start[0], self.processor() - self.start[1]
+
+
 def make(shape: str, device: str) -> tuple[torch.nn.Module, torch.Tensor]:
     import zoo  # noqa: F401 - lets transformers import beside a torchvision without compiled ops
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,27 +71,27 @@ def adamw(params: object) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-4, foreach=True)
 
 
-def record_step(shape: str) -> tuple[float, int]:
-    """Seconds of recording, and the number of ops recorded."""
+def record_step(shape: str) -> Timed:
+    """Time of recording, and the number of ops recorded."""
     from holdover.trace.record import record
 
     model, ids = make(shape, "meta")
-    start = time.perf_counter()
+    clock = Clock()
     trace = record(model, (ids,), {"labels": ids}, optimizer=adamw)
-    return time.perf_counter() - start, len(trace.ops)
+    return *clock.read(), len(trace.ops)
 
 
-def estimate_step(shape: str) -> tuple[float, int]:
-    """Seconds until the whole estimate is there, and the peak."""
+def estimate_step(shape: str) -> Timed:
+    """Time until the whole estimate is there, and the peak."""
     import holdover
 
     model, ids = make(shape, "meta")
-    start = time.perf_counter()
+    clock = Clock()
     estimate = holdover.estimate(model, (ids,), {"labels": ids}, optimizer=adamw)
-    return time.perf_counter() - start, estimate.peak_bytes
+    return *clock.read(), estimate.peak_bytes
 
 
-def track_step(shape: str) -> tuple[float, int]:
+def track_step(shape: str) -> Timed:
     """The same two steps under `torch.distributed._tools.mem_tracker`, and its peak."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -79,7 +101,7 @@ def track_step(shape: str) -> tuple[float, int]:
         optimizer = adamw(model.parameters())
         tracker, peak = MemTracker(), 0
         tracker.track_external(model, optimizer, ids)
-        start = time.perf_counter()
+        clock = Clock()
         for _ in range(2):
             with tracker:
                 model(ids, labels=ids).loss.backward()
@@ -87,10 +109,10 @@ def track_step(shape: str) -> tuple[float, int]:
                 optimizer.zero_grad()
             peak = max(peak, *(by["Total"] for by in tracker.get_tracker_snapshot("peak").values()))
             tracker.reset_mod_stats()
-        return time.perf_counter() - start, peak
+        return *clock.read(), peak
 
 
-TASKS: dict[str, Callable[[str], tuple[float, int]]] = {
+TASKS: dict[str, Callable[[str], Timed]] = {
     "holdover, recording": record_step,
     "holdover, estimate": estimate_step,
     "mem_tracker": track_step,
@@ -99,9 +121,9 @@ TASKS: dict[str, Callable[[str], tuple[float, int]]] = {
 
 def worker(task: str, shape: str) -> None:
     warnings.simplefilter("ignore")
-    seconds, result = TASKS[task](shape)
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(json.dumps({"seconds": seconds, "result": result, "resident": max(own, child) * 1024}))
+    seconds, processor, result = TASKS[task](shape)
+    resident = max(usage.ru_maxrss for usage in usages()) * 1024
+    print(json.dumps({"seconds": seconds, "processor": processor, "result": result, "resident": resident}))
 
 
 def main() -> None:
@@ -114,7 +136,7 @@ def main() -> None:
         return
     threads = torch.get_num_threads()
     print(f"Two steps of Llama shapes on meta, batch {BATCH}, {LENGTH} tokens, AdamW; {threads} threads")
-    print(f"{'shape':12} {'tool':20} {'seconds':>8} {'resident':>10}   result")
+    print(f"{'shape':12} {'tool':20} {'seconds':>8} {'cpu s':>8} {'resident':>10}   result")
     for shape in chosen.shapes or SHAPES:
         for task in TASKS:
             command = [sys.executable, __file__, "--worker", task, shape]
@@ -125,7 +147,10 @@ def main() -> None:
             said = json.loads(done.stdout.strip().splitlines()[-1])
             result = f"{said['result']} ops" if "record" in task else f"peak {said['result'] / 2**30:.2f} GiB"
             resident = f"{said['resident'] / 2**30:6.2f} GiB"
-            print(f"{shape:12} {task:20} {said['seconds']:8.2f} {resident}   {result}", flush=True)
+            print(
+                f"{shape:12} {task:20} {said['seconds']:8.2f} {said['processor']:8.2f} {resident}   {result}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
