@@ -56,6 +56,14 @@ from holdover.trace.ops import (
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+WRITES_INTO_ZEROS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+ZEROS = ("aten.new_zeros.", "aten.zeros.")
+
+
 class Live:
     """What the recorder knows of a storage object while it lives: which storage of the trace, with what content."""
 
@@ -215,6 +223,7 @@ class Recorder(TorchDispatchMode):
         in_backward = self.note_pass()
         call, index, of = frame.call, frame.index, -1
         if in_backward:
+            func = self.as_run_for_real(func, args)
             node = current_autograd_node()
             of = self.op_of_node.get(node._sequence_nr(), -1) if node is not None else -1
             if of >= 0:
@@ -269,6 +278,14 @@ class Recorder(TorchDispatchMode):
         op.outputs, op.writes = tuple(outputs), tuple(writes)
         op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
         return out
+
+    def as_run_for_real(self, func: Any, args: Any) -> Any:
+        """Autograd's formulas write into fresh zeros in place, except under a dispatch mode, where they make a copy."""
+        in_place = WRITES_INTO_ZEROS.get(func)
+        if in_place is None or not self.trace.ops or not self.trace.ops[-1].name.startswith(ZEROS):
+            return func
+        live = self.live.get(args[0].untyped_storage()._cdata)
+        return in_place if live is not None and live.content[-1] in self.trace.ops[-1].outputs else func
 
     def note_pass(self) -> bool:
         """Whether autograd's engine is running; each new run of it is an event."""
