@@ -32,7 +32,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) $(TORCH) -e '.[test,zoo]'
+	$(PIP) $(TORCH) -e '.[test,zoo,plots]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.core

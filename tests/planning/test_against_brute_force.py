@@ -45,7 +45,7 @@ def check(trace: Any, price: list[float]) -> None:
     for share in (0.0, 0.4, 0.8):
         budget = int(floor.peak_bytes + share * (unplanned - floor.peak_bytes))
         optimum = cheapest(plans, budget)
-        plan = search_of(problem, workspace).cheapest(budget, floor)
+        plan = search_of(problem, workspace).cheapest(budget, floor, 0.0)
         assert plan.peak_bytes <= budget
         bound = bound_seconds(problem, budget)
         assert bound <= optimum + 1e-9  # the proof

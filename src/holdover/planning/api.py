@@ -85,10 +85,10 @@ def plan_of(
     if limit is not None and limit < floor.peak_bytes and limit < plain.peak_bytes:
         raise below_floor(trace, search, floor, plain, limit)
     fits = limit is not None and plain.peak_bytes <= limit
-    best = plain if fits else floor if limit is None else search.cheapest(limit, floor)
+    least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else floor.peak_bytes)
+    best = plain if fits else floor if limit is None else search.cheapest(limit, floor, least)
     if fits:
         search = Search(problem, workspace, search.everywhere)
-    least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else best.peak_bytes)
     return _described(trace, search, best, plain, floor, limit, least, priced, precision, with_loss, unknown)
 
 

@@ -20,6 +20,9 @@ from holdover.trace.graph import Phase, Trace
 TIE_ABOVE = 600
 """Eligible ops from which on equal ops of equal blocks are decided together."""
 
+CLOSE = 0.001
+"""A plan this near to the bound, as a share of the step, is not worth more search."""
+
 ROUNDS = 3
 """How often a partition's model is built again near its last solution."""
 
@@ -100,14 +103,18 @@ class Search:
         best = self.lower(best, time.monotonic() + self.seconds / 8)
         return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 8)
 
-    def cheapest(self, budget: int, floor: Candidate) -> Candidate:
-        """The cheapest plan found whose simulated peak is at most `budget`; `floor` is one that meets it."""
+    def cheapest(self, budget: int, floor: Candidate, least_seconds: float) -> Candidate:
+        """The cheapest plan found whose simulated peak is at most `budget`; `floor` is one that meets it.
+
+        It ends early where hardly anything is left to gain: `least_seconds` is a bound on what any plan costs.
+        """
         best = floor
         until = time.monotonic() + self.seconds
+        enough = least_seconds + CLOSE * self.problem.step_seconds
         for part in self.parts():
             near: Candidate | None = None
             for _ in range(ROUNDS):
-                if time.monotonic() > until:
+                if time.monotonic() > until or best.seconds <= enough:
                     break
                 found = self.within(self.model(part, near), budget, until)
                 if found is None:
