@@ -149,6 +149,14 @@ def test_a_plan_of_another_model_is_refused(step: Step) -> None:
         holdover.verify(nn.Linear(32, 1), (torch.ones(1, 32),), plan=plan)
 
 
+def test_a_model_without_data_is_refused(step: Step) -> None:
+    _, args, plan = step
+    with torch.device("meta"):
+        model = Noisy()
+    with pytest.raises(holdover.HoldoverError, match="on the meta device, without data"):
+        holdover.verify(model, args, plan=plan)
+
+
 def test_a_verification_is_plain_data(step: Step) -> None:
     import json
 

@@ -21,6 +21,7 @@ import torch
 
 from holdover.comparison import Difference, Item, compare, flatten
 from holdover.duplicate import duplicate
+from holdover.errors import HoldoverError
 from holdover.memory.measure import measure_peak
 from holdover.trace.isolate import random_state_restored
 from holdover.trace.step import OptimizerSpec, autocast_for, checked_loss, make_optimizer, model_dtype, tensors_in
@@ -176,7 +177,7 @@ def verify(
 
     Raises:
         ApplyError: the plan belongs to another model.
-        HoldoverError: the step cannot be copied.
+        HoldoverError: the step cannot be copied, or is on the meta device.
 
     >>> import torch, holdover
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
@@ -185,6 +186,11 @@ def verify(
     >>> holdover.verify(model, (x,), plan=plan).gradients_equal
     True
     """
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)))):
+        raise HoldoverError(
+            "Verifying runs the step, and this model or its arguments are on the meta device, without data: "
+            "build them on a real device"
+        )
     precision = precision or plan.precision
     subject = (model, tuple(args), dict(kwargs or {}), loss, optimizer)
     with random_state_restored():

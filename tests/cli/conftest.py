@@ -31,6 +31,9 @@ def other():
 def raises():
     raise KeyError("no such thing")
 
+def exits():
+    raise SystemExit(7)
+
 def no_model():
     return 7
 

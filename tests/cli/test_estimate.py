@@ -34,10 +34,11 @@ def test_json_is_all_there_is_on_stdout(run: Run, factories: Path) -> None:
         ("nowhere.py:make", "there is no file nowhere.py"),
         (
             "{file}:build",
-            "has no 'build': its functions are bad_args, make, no_loss, no_model, other, raises, step_fails",
+            "has no 'build': its functions are bad_args, exits, make, no_loss, no_model, other, raises, step_fails",
         ),
         ("{file}:not_callable", "'not_callable' of {file} is a int, not a function that makes a model"),
         ("{file}:raises", "raises() of {file} raised KeyError: 'no such thing' (line 18)"),
+        ("{file}:exits", "exits() of {file} raised SystemExit: 7"),
         ("{file}:no_model", "no_model() of {file} must return (model, args, kwargs, loss), not int"),
         ("{file}:bad_args", "args must be a tuple such as (x,), not Tensor"),
         ("{file}:no_loss", "requires a gradient"),

@@ -95,7 +95,7 @@ def _from_file(path: Path, factory: str) -> ModelStep:
         raise ModelSpecError(f"{factory!r} of {path} is a {type(make).__name__}, not a function that makes a model")
     try:
         made = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelSpecError(f"{factory}() of {path} raised {_said(error)}{_where(error, path)}") from error
     return _as_step(made, f"{factory}() of {path}")
 
