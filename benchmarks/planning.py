@@ -96,10 +96,10 @@ def measure(name: str, model: nn.Module, args: tuple[Any, ...], optimizer: str |
     search, floor = lowest_of(search, problem, with_loss=False)
     done("floor")
     budget = (floor.peak_bytes + plain) // 2
-    best = search.cheapest(budget, floor)
-    done("cheapest")
     bound = bound_seconds(problem, budget)
     done("bound")
+    best = search.cheapest(budget, floor, bound)
+    done("cheapest")
     plan = plan_of(trace, budget)
     done("plan_of, all again")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

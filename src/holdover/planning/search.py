@@ -20,7 +20,7 @@ from holdover.trace.graph import Phase, Trace
 TIE_ABOVE = 600
 """Eligible ops from which on equal ops of equal blocks are decided together."""
 
-CLOSE = 0.001
+CLOSE = 0.002
 """A plan this near to the bound, as a share of the step, is not worth more search."""
 
 ROUNDS = 3
@@ -87,7 +87,7 @@ class Search:
 
     def lowest(self) -> Candidate:
         """The lowest peak found over all partitions, made lower still by single changes at the peak."""
-        until = time.monotonic() + self.seconds
+        until = time.monotonic() + self.seconds / 2
         best = self.judge(())
         for part in self.parts():
             near: Candidate | None = None
