@@ -65,6 +65,11 @@ def test_weights_and_saved_bytes_of_the_layers_add_up_as_printed(estimate: Estim
     assert f"{rows[-1][2]} {unit}" == format_bytes(estimate.activations_bytes, unit)
 
 
+def test_saved_bytes_by_op_add_up(estimate: Estimate) -> None:
+    assert sum(row.saved_bytes for row in estimate.by_op()) == estimate.activations_bytes
+    assert {row.name: row.count for row in estimate.by_op()}["aten.gelu.default"] == SHAPE.layers
+
+
 def test_each_block_has_a_row_and_the_stack_grows(estimate: Estimate) -> None:
     rows = columns_of(str(estimate), "layer")
     blocks = [row for row in rows if row[0].startswith("blocks.")]

@@ -107,9 +107,12 @@ class Estimate:
         return _by_module(self.trace, self.timeline)
 
     def by_op(self) -> list[OpRow]:
-        """A row per op whose results are saved, largest first."""
+        """A row per op whose results are saved, largest first; the rows add up to `activations_bytes`."""
         counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        last = max((op.step for op in self.trace.ops), default=0)
         for storage, maker in _saved_storages(self.trace):
+            if self.trace.ops[maker].step != last:
+                continue
             entry = counts[self.trace.ops[maker].name]
             entry[0] += 1
             entry[1] += self.trace.storages[storage].nbytes
