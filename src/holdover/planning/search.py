@@ -6,8 +6,9 @@ is moved until the simulated peak just meets the real one. What the simulator sa
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
@@ -22,6 +23,9 @@ TIE_ABOVE = 600
 
 CLOSE = 0.002
 """A plan this near to the bound, as a share of the step, is not worth more search."""
+
+PAIRS_UP_TO = 40
+"""Eligible ops up to which changes of two at a time are tried where none of one alone lowers the peak."""
 
 ROUNDS = 3
 """How often a partition's model is built again near its last solution."""
@@ -168,19 +172,25 @@ class Search:
         return best
 
     def lower(self, start: Candidate, until: float) -> Candidate:
-        """Change one op at a time among those whose values are live at the peak, while that lowers it."""
-        best = start
+        """Change one op at a time among those whose values are live at the peak, while that lowers it; then two."""
+        best, pairs = start, False
         while time.monotonic() < until:
             better = best
-            for changed in self.neighbours(best):
+            for changed in self.pairs(best) if pairs else self.neighbours(best):
                 if time.monotonic() > until:
                     break
-                found = self.judge(changed)
-                better = min(better, found, key=lambda c: (c.peak_bytes, c.seconds))
+                better = min(better, self.judge(changed), key=lambda c: (c.peak_bytes, c.seconds))
             if better.peak_bytes >= best.peak_bytes:
-                break
-            best = better
+                if pairs or len(self.problem.eligible) > PAIRS_UP_TO:
+                    break
+                pairs = True
+            else:
+                best, pairs = better, False
         return best
+
+    def pairs(self, candidate: Candidate) -> Iterator[frozenset[int]]:
+        """Sets that differ in two ops, wherever they are: only for small problems."""
+        return (candidate.recorded ^ set(two) for two in itertools.combinations(self.problem.eligible, 2))
 
     def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
         """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
