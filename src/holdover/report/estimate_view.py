@@ -159,7 +159,7 @@ def _facts(estimate: Estimate, unit: str) -> Table:
     row("saved for backward", estimate.activations_bytes, "each storage once, without parameters and inputs")
     row("  of it logits and loss", estimate.loss_bytes)
     for op in estimate.by_op()[:3]:
-        row(f"  of it from {op.name}", op.saved_bytes, f"{op.count} times")
+        row(f"  of it from {op.name}", op.saved_bytes, f"{op.count} tensors")
     if estimate.optimizer:
         row("peak of the first step", estimate.first_step_peak_bytes)
         row("peak of later steps", estimate.later_step_peak_bytes)
