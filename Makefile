@@ -27,7 +27,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps record what was installed. torch goes into the same command as what depends on it, or pip may pick another.
-$(VENV)/.core: $(BIN)/python pyproject.toml
+$(VENV)/.core: $(BIN)/python pyproject.toml Makefile
 	$(PIP) $(TORCH) -e .
 	touch $@
 
