@@ -85,7 +85,9 @@ def trained(kind: type[nn.Module], batch: Batch, budget: str | None) -> tuple[li
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch"), [(Convolutions, images), (TiedTransformer, tokens), (Recurrent, tokens)], ids=str
+    ("kind", "batch"),
+    [(Convolutions, images), (TiedTransformer, tokens), (Recurrent, tokens)],
+    ids=["convolutions", "transformer", "recurrent"],
 )
 def test_training_under_a_plan_is_training(kind: type[nn.Module], batch: Batch) -> None:
     plain, plain_state, _ = trained(kind, batch, None)

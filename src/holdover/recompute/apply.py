@@ -14,8 +14,9 @@ from holdover.errors import ApplyError
 from holdover.recompute._torch import functorch_transform, watching_module_calls
 from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
-from holdover.recompute.script import OUTSIDE, ROOT, Compiled, Script
-from holdover.trace.frames import framed_modules
+from holdover.recompute.script import Compiled, Script
+from holdover.trace.frames import ROOT, framed_modules
+from holdover.trace.graph import OUTSIDE
 
 MISSING = object()
 FUNCTION_ATTRIBUTES = frozenset(

@@ -8,7 +8,6 @@ from types import MappingProxyType
 Script = Mapping[str, Mapping[int, tuple[str, str]]]
 """Call key -> position of an op in that call -> (name of the op, "recompute" or "pack")."""
 
-OUTSIDE, ROOT = "", "model"
 ACTIONS = frozenset({"recompute", "pack"})
 EMPTY: Mapping[int, tuple[str, str]] = MappingProxyType({})
 
