@@ -8,7 +8,7 @@ which order, and when each of them is let go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdover.trace.graph import Category, Event, Phase, Trace
@@ -17,18 +17,21 @@ CATEGORIES = tuple(Category)
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """Size of the generator state that a recipe of a random op carries (torch 2.13)."""
 SMALL_PIN_BYTES = 1 << 12
+FOREVER = 1 << 30
 
 
 @dataclass(frozen=True)
 class Choices:
     """What a plan does to one trace: ops that leave a recipe, and values that are kept packed (with their bytes).
 
+    `stages` gives recorded ops the stage and the stage they are held from of rule 15; without, replays are always held.
     Without `with_loss` it is in force inside the model's calls only: what the loss saves is held as in plain PyTorch.
     """
 
     recompute: frozenset[int] = frozenset()
     pack: Mapping[int, int] = field(default_factory=dict)
     with_loss: bool = False
+    stages: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 NOTHING = Choices()
@@ -66,16 +69,24 @@ class Timeline:
         return self.live_bytes[self.peak_op] if self.live_bytes else 0
 
 
+Observer = Callable[[int, int], None]
+"""Told of every allocation and release of a simulated step, in order: `(holding, bytes)`, bytes negative when it is let
+go. An op `n` about to run is told as `(~n, 0)`, and a kernel of op `n` that takes workspace while it makes its outputs
+as `(~n, bytes)`; a replayed op is told only of its workspace."""
+
+
 def simulate(
-    trace: Trace, choices: Choices = NOTHING, workspace: Mapping[int, int] | None = None, *, detail: bool = True
-) -> Timeline:
+    trace: Trace, choices: Choices = NOTHING, workspace: Mapping[int, int] | None = None, *, detail: bool = True,
+    observer: Observer | None = None,
+) -> Timeline:  # fmt: skip
     """Act out the step under `choices`.
 
     Args:
         workspace: bytes that the kernel of a signature allocates beside its outputs, by signature number.
         detail: also find what is live at the peak (a second walk).
+        observer: told of each allocation and release, once.
     """
-    first = _Walk(trace, choices, workspace or {})
+    first = _Walk(trace, choices, workspace or {}, observer)
     first.run(stop=-1)
     if detail and first.live_bytes:
         second = _Walk(trace, choices, workspace or {})
@@ -96,10 +107,12 @@ def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, 
 
 
 class _Recipe:
-    __slots__ = ("dead", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "state", "wanted")
+    __slots__ = (
+        "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "stage", "state", "wanted"
+    )  # fmt: skip
 
-    def __init__(self, op: int, outputs: tuple[int, ...]) -> None:
-        self.op, self.outputs = op, outputs
+    def __init__(self, op: int, outputs: tuple[int, ...], stage: int = 0, held_from: int = FOREVER) -> None:
+        self.op, self.outputs, self.stage, self.held_from = op, outputs, stage, held_from
         self.inputs: list[tuple[_Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
         self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
         self.refs = self.wanted = self.state = 0
@@ -109,8 +122,10 @@ class _Recipe:
 class _Walk:
     """One pass over the events. Holdings are numbered: storages first, extras after them."""
 
-    def __init__(self, trace: Trace, choices: Choices, workspace: Mapping[int, int]) -> None:
-        self.trace, self.choices, self.workspace = trace, choices, workspace
+    def __init__(
+        self, trace: Trace, choices: Choices, workspace: Mapping[int, int], observer: Observer | None = None
+    ) -> None:
+        self.trace, self.choices, self.workspace, self.observer = trace, choices, workspace, observer
         number = len(trace.storages)
         self.sizes = [s.nbytes for s in trace.storages]
         order = {c: i for i, c in enumerate(CATEGORIES)}
@@ -150,6 +165,8 @@ class _Walk:
         nbytes = self.sizes[holding]
         self.now += sign * nbytes
         self.by_kind[self.kinds[holding]] += sign * nbytes
+        if self.observer is not None:
+            self.observer(holding, sign * nbytes)
         if sign > 0:
             self.look(0)
 
@@ -204,6 +221,8 @@ class _Walk:
 
     def on_op(self, number: int) -> None:
         op = self.trace.ops[number]
+        if self.observer is not None:
+            self.observer(~number, 0)
         self.live_bytes.append(self.now)
         self.category_bytes.append(tuple(self.by_kind))
         self.top = self.now
@@ -236,11 +255,13 @@ class _Walk:
         workspace = self.workspace.get(op.signature, 0)
         if workspace:
             made = sum(self.sizes[self.trace.values[v].storage] for v in op.outputs if not self.trace.values[v].version)
+            if self.observer is not None:
+                self.observer(~number, workspace)
             self.look(made + workspace)
 
     def record(self, number: int) -> _Recipe:
         op = self.trace.ops[number]
-        recipe = _Recipe(number, op.outputs)
+        recipe = _Recipe(number, op.outputs, *self.choices.stages.get(number, ()))
         for value in op.inputs:
             source = self.recipes.get(value)
             if source is not None and not source.dead:
@@ -430,13 +451,17 @@ class _Walk:
                 readers[value] += 1
                 if not self.available(value):
                     stack.append((source, False))
+        passing: set[int] = set()  # copies that are only for this replay, whoever wants their values
         for r in order:
-            self.replay(r, readers)
+            lasting = target.stage <= r.held_from
+            self.replay(r, readers, lasting)
+            if not lasting:
+                passing.update(r.outputs)
             for value in (*(v for _, v in r.inputs), *r.outputs):
-                if value in self.copies and not readers[value] and not self.wants[value]:
+                if value in self.copies and not readers[value] and (value in passing or not self.wants[value]):
                     self.let_go(value)
 
-    def replay(self, recipe: _Recipe, readers: dict[int, int]) -> None:
+    def replay(self, recipe: _Recipe, readers: dict[int, int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]
         self.replays[recipe.op] += 1
         self.run_kernel(recipe.op)
@@ -444,7 +469,7 @@ class _Walk:
             readers[value] -= 1
         taken: dict[int, int] = {}
         for before, after in op.writes:
-            own = not recipe.replayed and recipe.wanted > 0
+            own = lasting and not recipe.replayed and recipe.wanted > 0
             if before in self.copies and not readers[before] and self.wants[before] <= own:
                 taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
         for v in recipe.outputs:
@@ -458,7 +483,7 @@ class _Walk:
             else:
                 self.hold(storage)
                 self.copies[v] = storage
-        if not recipe.replayed:
+        if lasting and not recipe.replayed:
             recipe.replayed = True
             if recipe.wanted:
                 for source, value in recipe.inputs:
