@@ -27,6 +27,7 @@ from holdover.trace.step import (
     model_dtype,
     tensors_in,
 )
+from holdover.trace.target import Target
 from holdover.trace.transforms import yielding_to_transforms
 
 Loss = Callable[[Any], torch.Tensor]
@@ -55,6 +56,7 @@ def record(
     precision: str | None = None,
     device: torch.device | None = None,
     corrections: Corrections | None = None,
+    target: Target | None = None,
 ) -> Trace:
     """Run the caller's own training step and return what it did, leaving no mark on the caller.
 
@@ -71,6 +73,7 @@ def record(
         precision: one of Lightning's names, see `step.PRECISIONS`.
         device: where meta tensors are taken to be; default CPU.
         corrections: true outputs of ops whose fake kernels are wrong.
+        target: a CUDA card that need not be here; the step is recorded as it would run there.
 
     Raises:
         TraceError: the step itself fails, or returns no usable loss.
