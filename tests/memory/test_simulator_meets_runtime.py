@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -67,6 +69,48 @@ def test_any_recorded_set_of_any_program(program: Any, picks: list[bool], everyt
     install(model, script(trace, ops))
     real = measured(model, x)
     assert real - planned.peak_bytes <= TOLERANCE + aside(trace, ops)
+    if not any(name == "inner_gradient" for name, _, _ in program):
+        assert real - planned.peak_bytes >= -TOLERANCE
+        assert inspect(model).replayed_ops == sum(planned.replays.values())
+
+
+@given(
+    program=programs,
+    picks=st.lists(st.booleans(), min_size=40, max_size=40),
+    steps=st.lists(st.sampled_from([0, 0, 1]), min_size=40, max_size=40),
+    reach=st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    everything=st.booleans(),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_any_stages_of_any_program(
+    program: Any, picks: list[bool], steps: list[int], reach: list[int], everything: bool
+) -> None:
+    """Nested replays: results that higher stages drop again are made again, with the same bits and the same bytes."""
+    model, x = Program(program), torch.rand(ROWS, WIDTH)
+    trace = record(model, (x,), corrections=true_outputs)
+    _, eligible = candidates(trace, with_loss=False)
+    chosen = [o for o, pick in zip(eligible, picks, strict=False) if pick or everything]
+    stages = {o: (s, s + more) for o, s, more in zip(chosen, itertools.accumulate(steps), reach, strict=False)}
+
+    def gradients() -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        model(x).sum().backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    state = copy.deepcopy(model.state_dict())
+    plain = gradients()
+    model.load_state_dict(state)
+    planned = simulated(trace, Choices(frozenset(stages), stages=stages))
+    plan = script(trace, list(stages))
+    for o, (stage, held_from) in stages.items():
+        place = plan[trace.calls[trace.ops[o].call].key]
+        place[trace.ops[o].index] = (*place[trace.ops[o].index], stage, held_from)
+    install(model, plan)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(plain, gradients(), strict=True))
+    real = measured(model, x)
+    assert real - planned.peak_bytes <= TOLERANCE + aside(trace, list(stages))
     if not any(name == "inner_gradient" for name, _, _ in program):
         assert real - planned.peak_bytes >= -TOLERANCE
         assert inspect(model).replayed_ops == sum(planned.replays.values())

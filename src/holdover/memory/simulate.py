@@ -454,14 +454,15 @@ class _Walk:
         passing: set[int] = set()  # copies that are only for this replay, whoever wants their values
         for r in order:
             lasting = target.stage <= r.held_from
-            self.replay(r, readers, lasting)
+            there = {v for v in r.outputs if v in self.copies}
+            self.replay(r, readers, passing, lasting)
             if not lasting:
-                passing.update(r.outputs)
+                passing.update(v for v in r.outputs if v not in there)
             for value in (*(v for _, v in r.inputs), *r.outputs):
                 if value in self.copies and not readers[value] and (value in passing or not self.wants[value]):
                     self.let_go(value)
 
-    def replay(self, recipe: _Recipe, readers: dict[int, int], lasting: bool) -> None:
+    def replay(self, recipe: _Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]
         self.replays[recipe.op] += 1
         self.run_kernel(recipe.op)
@@ -470,7 +471,8 @@ class _Walk:
         taken: dict[int, int] = {}
         for before, after in op.writes:
             own = lasting and not recipe.replayed and recipe.wanted > 0
-            if before in self.copies and not readers[before] and self.wants[before] <= own:
+            unwanted = before in passing or self.wants[before] <= own
+            if before in self.copies and not readers[before] and unwanted:
                 taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
         for v in recipe.outputs:
             if v in self.copies:

@@ -13,6 +13,7 @@ from holdover.recompute.geometry import covers_storage, geometry, oddity
 from holdover.recompute.mutation import written
 from holdover.recompute.recipe import SMALL_PIN_BYTES, Pins, Recipe, Ref, Source, Value, Write, flat
 from holdover.recompute.rules import Op
+from holdover.recompute.script import FOREVER, Entry
 
 if TYPE_CHECKING:
     from holdover.recompute.recorder import Session
@@ -31,10 +32,12 @@ class Draft:
         Unsafe: the op cannot be made to run again on these arguments.
     """
 
-    __slots__ = ("args", "draw", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets")
+    __slots__ = (
+        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets"
+    )  # fmt: skip
 
-    def __init__(self, session: Session, op: Op, args: Any, kwargs: Any) -> None:
-        self.session, self.op = session, op
+    def __init__(self, session: Session, op: Op, args: Any, kwargs: Any, entry: Entry) -> None:
+        self.session, self.op, self.entry = session, op, entry
         self.inputs: list[Value] = []
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.targets: list[tuple[torch.Tensor, int]] = []
@@ -141,12 +144,19 @@ class Draft:
             storage: Any = out.untyped_storage() if (why := oddity(out)) == "" else None
             if storage is None or id(storage) in self.storages:
                 return why or PART_OF_ARGUMENT
-            recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+            recipe = self._recipe()
             value = Value(recipe, 0, out, 0)
             recipe.values = weakref.ref(value)
             self.session.remember(storage, value)
             return ""
         return self._finish_several(out)
+
+    def _recipe(self) -> Recipe:
+        op, entry = self.op, self.entry
+        recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+        if entry.held_from != FOREVER or entry.stage:
+            recipe.stage, recipe.held_from = entry.stage, entry.held_from
+        return recipe
 
     def _finish_several(self, out: Any) -> str:
         op = self.op
@@ -169,7 +179,7 @@ class Draft:
             if storage.nbytes() != nbytes:
                 return "resizes what it writes to"
             made.append((~n, t, storage, 1))
-        recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
+        recipe = self._recipe()
         values = []
         for slot, t, storage, slack in made:
             value = Value(recipe, slot, t, slack)

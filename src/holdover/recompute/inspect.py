@@ -118,7 +118,7 @@ def inspection_of(session: Session, plan_id: str = "") -> Inspection:
     unmatched = [Unmatched(*m) for m in session.mismatches]
     for key, entries in session.compiled.scripts.items():
         seen = reached.get(key, set())
-        unmatched += [Unmatched(key, i, name, NOT_REACHED) for i, (name, _) in entries.items() if i not in seen]
+        unmatched += [Unmatched(key, i, entry.name, NOT_REACHED) for i, entry in entries.items() if i not in seen]
     kept = tuple(Unsafe(op, why, n) for (op, why), n in session.unsafe.items())
     return Inspection(
         plan_id, session.matched, tuple(unmatched), kept, ledger.replayed_ops, ledger.replayed_bytes,

@@ -13,11 +13,15 @@ from holdover.recompute.recipe import NO_PASS, Recipe, Value, living_values
 
 
 class Replay:
-    """What one replay holds: tensors by value, how many runs to come read each, and which are ours to change."""
+    """What one replay holds: tensors by value, how many runs to come read each, and which are ours to change.
 
-    __slots__ = ("held", "owned", "uses")
+    `stage` is the one on whose behalf it happens.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("held", "owned", "stage", "uses")
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
         self.held: dict[Value, torch.Tensor] = {}
         self.uses: dict[Value, int] = {}
         self.owned: set[Value] = set()
@@ -141,7 +145,7 @@ class Ledger:
     def _replay(self, target: Value, task: int) -> torch.Tensor:
         if task != NO_PASS and task != self.task:
             self._enter_pass(task)
-        replay = Replay()
+        replay = Replay(target.recipe.stage)
         held = replay.held
         replay.uses[target] = 1
         order = self._order(target, replay)
@@ -152,7 +156,8 @@ class Ledger:
     def _run(self, order: list[Recipe], replay: Replay, task: int) -> None:
         held, uses, owned = replay.held, replay.uses, replay.owned
         for recipe in order:
-            if task != NO_PASS and recipe.finished != task:
+            lasting = task != NO_PASS and replay.stage <= recipe.held_from
+            if lasting and recipe.finished != task:
                 recipe.finished = task
                 for v in recipe.inputs:
                     self.satisfy(v, task)
@@ -165,13 +170,12 @@ class Ledger:
                     held.pop(v, None)
                     owned.discard(v)
             for made in living_values(recipe):
-                self._hold(made, results[made.slot], replay, task)
+                self._hold(made, results[made.slot], replay, lasting and made.wanted(task))
             del results
 
-    def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, task: int) -> None:
+    def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, wanted: bool) -> None:
         """Hold what a recipe has just made, for the rest of this replay, for the rest of the pass, or not at all."""
         needed = replay.uses.get(value, 0) > 0
-        wanted = task != NO_PASS and value.wanted(task)
         if needed:
             replay.held[value] = tensor
             replay.owned.add(value)

@@ -43,6 +43,12 @@ Replay, in backward, at the moment autograd unpacks a saved tensor of a value th
     was never handed to autograd; else it works on a copy of the whole storage.
 14. A packed value (action "pack") is a recipe with no inputs that holds the packed bytes from the moment its op has
     run; unpacking is its replay, and rules 8 to 12 hold for it. Its storage in forward is not affected.
+
+Stages (what a plan of nested replays adds)
+15. A plan may give an op a stage, and a stage that it is held from. A replay happens on behalf of the stage of the value
+    that autograd unpacks. Where that stage is higher than the `held_from` of a recipe that has to run, the run is a
+    passage: what it makes is not cached, whoever wants it, and the recipe does not count as replayed for rule 11, so
+    that it keeps wanting its inputs. It runs again when a stage asks that it is held from.
 """
 
 from __future__ import annotations
@@ -56,6 +62,7 @@ import torch
 from holdover.errors import ReplayError
 from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
 from holdover.recompute.random import Draw, default_generator
+from holdover.recompute.script import FOREVER
 
 if TYPE_CHECKING:
     from holdover.recompute.ledger import Ledger, Replay
@@ -176,12 +183,14 @@ class Recipe:
         values: what it makes that somebody may ask for (one, or several), weakly: a cycle would keep pins until the
             collector comes.
         claims: the sum of its values' claims. While there are none, it makes no claims on its inputs.
-        finished: the pass in which it has run, or turned out not to be needed.
+        finished: the pass in which it has run for good, or turned out not to be needed.
+        stage, held_from: the plan's, for rule 15.
         grad: whether gradients were on; some kernels ask.
     """
 
     claims = 0
     finished = NO_PASS
+    stage, held_from = 0, FOREVER
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from holdover.recompute.mutation import about_to_write, tensors_in, written
 from holdover.recompute.packing import pack as pack_storage
 from holdover.recompute.recipe import Recipe, Value, flat
 from holdover.recompute.rules import OPS, Op, describe
-from holdover.recompute.script import EMPTY, Compiled
+from holdover.recompute.script import EMPTY, Compiled, Entry
 from holdover.trace.frames import call_key
 
 PACK = "pack"
@@ -56,7 +56,7 @@ class Frame:
 
     __slots__ = ("children", "index", "key", "script", "seen")
 
-    def __init__(self, key: str, script: Mapping[int, tuple[str, str]]) -> None:
+    def __init__(self, key: str, script: Mapping[int, Entry]) -> None:
         self.key, self.script, self.index = key, script, 0
         self.children: dict[str, int] = {}
         self.seen: list[int] = []  # positions in the script that were reached
@@ -222,20 +222,20 @@ class Session(TorchDispatchMode):
         return op.func(*args, **kwargs)
 
     def _planned(self, op: Op, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
-        name, action = frame.script[index]
+        entry = frame.script[index]
         frame.seen.append(index)
-        if name != op.name:
-            self.mismatches.append((frame.key, index, name, op.name))
+        if entry.name != op.name:
+            self.mismatches.append((frame.key, index, entry.name, op.name))
             return self._left_alone(op, args, kwargs)
         self.matched += 1
         if op.obstacle:
             return self._refused(op, op.obstacle, args, kwargs)
-        if action == PACK:
+        if entry.action == PACK:
             return self._packed(op, args, kwargs)
         if torch.is_inference_mode_enabled():
             return self._refused(op, "inference mode", args, kwargs)
         try:
-            draft = Draft(self, op, args, kwargs)
+            draft = Draft(self, op, args, kwargs, entry)
         except Unsafe as why:
             return self._refused(op, str(why), args, kwargs)
         for t in draft.overwritten:
