@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from holdover.memory.estimate import Estimate as Estimate
     from holdover.memory.estimate import estimate as estimate
     from holdover.planning.api import plan as plan
+    from holdover.planning.frontier import Frontier as Frontier
+    from holdover.planning.frontier import frontier as frontier
     from holdover.planning.plan import Plan as Plan
     from holdover.recompute.inspect import Inspection as Inspection
     from holdover.recompute.inspect import inspect as inspect
@@ -34,6 +36,7 @@ _HOMES = {
     "BudgetError": "holdover.errors",
     "DeviceError": "holdover.errors",
     "Estimate": "holdover.memory.estimate",
+    "Frontier": "holdover.planning.frontier",
     "HoldoverError": "holdover.errors",
     "Inspection": "holdover.recompute.inspect",
     "ModelSpecError": "holdover.errors",
@@ -45,6 +48,7 @@ _HOMES = {
     "Verification": "holdover.verification",
     "apply_": "holdover.recompute.public",
     "estimate": "holdover.memory.estimate",
+    "frontier": "holdover.planning.frontier",
     "inspect": "holdover.recompute.inspect",
     "plan": "holdover.planning.api",
     "remove_": "holdover.recompute.public",
@@ -58,6 +62,7 @@ __all__ = [
     "BudgetError",
     "DeviceError",
     "Estimate",
+    "Frontier",
     "HoldoverError",
     "Inspection",
     "ModelSpecError",
@@ -69,6 +74,7 @@ __all__ = [
     "Verification",
     "apply_",
     "estimate",
+    "frontier",
     "inspect",
     "plan",
     "remove_",

@@ -11,14 +11,14 @@ import torch
 from holdover.cost.measured import price, replay_overhead_seconds
 from holdover.errors import BudgetError
 from holdover.memory.estimate import peak_of, target_device, workspaces
-from holdover.memory.simulate import Timeline
 from holdover.memory.workspace import true_outputs
 from holdover.planning.bound import bound_seconds
+from holdover.planning.describe import described
 from holdover.planning.packing import packable
-from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
+from holdover.planning.plan import Plan
 from holdover.planning.problem import Problem, build
 from holdover.planning.search import Candidate, Search
-from holdover.trace.graph import OUTSIDE, Category, Phase, Trace
+from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
 from holdover.units import format_bytes, parse_budget
@@ -89,7 +89,9 @@ def plan_of(
     best = plain if fits else floor if limit is None else search.cheapest(limit, floor, least)
     if fits:
         search = Search(problem, workspace, search.everywhere)
-    return _described(trace, search, best, plain, floor, limit, least, priced, precision, with_loss, unknown)
+    return described(
+        search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown
+    )  # fmt: skip
 
 
 def priced_problem(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) -> tuple[Problem, str]:
@@ -142,7 +144,7 @@ def same_places(trace: Trace, problem: Problem) -> dict[int, tuple[int, ...]]:
 
 def below_floor(trace: Trace, search: Search, floor: Candidate, plain: Candidate, limit: int) -> BudgetError:
     """The refusal: what was asked, what the floor is and what makes it, and the ways out."""
-    timeline = search.timeline(floor.recorded)
+    timeline = search.timeline(floor)
     peak = peak_of(trace, timeline)
     parts = {k.value: n for k, n in peak.parts.items() if n}
     made = ", ".join(f"{name} {format_bytes(n)}" for name, n in sorted(parts.items(), key=lambda kv: -kv[1]))
@@ -154,108 +156,3 @@ def below_floor(trace: Trace, search: Search, floor: Candidate, plain: Candidate
         f"a smaller batch or sequence, a leaner optimizer, or budget=\"min\".",
         floor_bytes=floor.peak_bytes, budget_bytes=limit, parts=parts,
     )  # fmt: skip
-
-
-def _described(
-    trace: Trace, search: Search, best: Candidate, plain: Candidate, floor: Candidate, limit: int | None, least: float,
-    priced: str, precision: str | None, with_loss: bool, unknown: list[str],
-) -> Plan:  # fmt: skip
-    problem = search.problem
-    timeline = search.timeline(best.recorded)
-    peak = peak_of(trace, timeline)
-    pack = {v: n for v, n in search.choices(best.recorded).pack.items() if trace.values[v].maker in problem.positions}
-    choices = _choices(trace, best.recorded, pack)
-    step = max(problem.step_seconds, 1e-12)
-    saved, kept = _saved_bytes(trace, problem, best.recorded, pack)
-    bound = min(least, best.seconds)
-    notes = [*trace.notes, *unknown]
-    if best.recorded and peak.nbytes >= plain.peak_bytes:
-        notes.append("This plan does not lower the peak.")
-    if limit is None and floor.peak_bytes >= plain.peak_bytes:
-        notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
-    if limit is not None and not choices:
-        notes.append("The step fits the budget as it is: nothing is recomputed.")
-    return Plan(
-        model=trace.model, fingerprint=trace.fingerprint, inputs=trace.inputs,
-        device=trace.storages[0].device if trace.storages else "cpu", precision=precision,
-        optimizer=trace.optimizer, torch_version=torch.__version__,
-        budget_bytes=limit, predicted_peak_bytes=peak.nbytes, unplanned_peak_bytes=plain.peak_bytes,
-        floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,
-        step_seconds=problem.step_seconds, priced=priced, saved_bytes=kept, unplanned_saved_bytes=saved,
-        peak_at=f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),
-        peak_parts={k.value: n for k, n in peak.parts.items()}, with_loss=with_loss,
-        choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
-        modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _choices(trace: Trace, recorded: frozenset[int], pack: Mapping[int, int]) -> list[Choice]:
-    def choice(number: int, action: str) -> Choice:
-        op = trace.ops[number]
-        return Choice(trace.calls[op.call].key, op.index, op.name, action)
-
-    packers = {trace.values[v].maker for v in pack} - recorded
-    return [choice(o, RECOMPUTE) for o in sorted(recorded)] + [choice(o, PACK) for o in sorted(packers)]
-
-
-def _saved_bytes(trace: Trace, problem: Problem, recorded: frozenset[int], pack: Mapping[int, int]) -> tuple[int, int]:
-    """Activations saved for backward: without the plan, and with it."""
-    unplanned = kept = 0
-    seen: set[int] = set()
-    for slot in trace.slots:
-        value = trace.values[slot.value]
-        storage = trace.storages[value.storage]
-        if value.maker not in problem.positions or storage.category is not Category.ACTIVATION or storage.id in seen:
-            continue
-        seen.add(storage.id)
-        unplanned += storage.nbytes
-        kept += 0 if value.maker in recorded else pack.get(value.id, storage.nbytes)
-    return unplanned, kept
-
-
-def _modules(
-    trace: Trace, problem: Problem, timeline: Timeline, recorded: frozenset[int], pack: Mapping[int, int]
-) -> list[ModuleSummary]:
-    rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
-    for o in sorted(recorded):
-        row = rows[trace.calls[trace.ops[o].call].path]
-        row[0] += sum(problem.needs[v].nbytes for v in problem.saved_outputs(o))
-        row[2] += timeline.replays.get(o, 0)
-        row[3] += timeline.replays.get(o, 0) * problem.cost[o]
-    for v, nbytes in pack.items():
-        row = rows[trace.calls[trace.ops[trace.values[v].maker].call].path]
-        row[1] += problem.needs[v].nbytes - nbytes
-    return [ModuleSummary(p, int(d), int(k), int(n), float(s)) for p, (d, k, n, s) in rows.items()]
-
-
-def quiet_calls(trace: Trace, choices: list[Choice]) -> list[str]:
-    """Largest calls that the plan leaves alone and that write in place to nothing made outside them."""
-    busy = {c.call for c in choices}
-    parent = {c.id: c.parent for c in trace.calls}
-    calls = {c.id: c for c in trace.calls}
-    loud: set[int] = {c.id for c in trace.calls if c.key in busy or c.key == OUTSIDE}
-    made_by = {v.storage: v.maker for v in trace.values if v.version == 0}
-    for op in trace.ops:
-        if op.index < 0 or not op.writes:
-            continue
-        for _, after in op.writes:
-            maker = made_by[trace.values[after].storage]
-            home = trace.ops[maker].call if maker >= 0 else 0
-            call = op.call
-            while call >= 0 and not _inside(home, call, parent):
-                loud.add(call)
-                call = parent[call]
-    for call in sorted(loud):
-        up = parent[call]
-        while up >= 0:
-            loud.add(up)
-            up = parent[up]
-    return [c.key for c in trace.calls if c.id not in loud and calls[c.parent].id in loud]
-
-
-def _inside(call: int, outer: int, parent: Mapping[int, int]) -> bool:
-    while call >= 0:
-        if call == outer:
-            return True
-        call = parent[call]
-    return False

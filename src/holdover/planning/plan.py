@@ -19,12 +19,19 @@ RECOMPUTE, PACK = "recompute", "pack"
 
 @dataclass(frozen=True)
 class Choice:
-    """What happens to the result of one op: its place is the `index`-th op of the module call `call`."""
+    """What happens to the result of one op: its place is the `index`-th op of the module call `call`.
+
+    In a plan of nested replays an op belongs to a `stage` of backward, which goes through the stages downwards. A
+    replay on behalf of a stage above `held_from` drops the op's result again, and a later replay makes it once more;
+    without stages (0 and None) replayed results are held until their last use.
+    """
 
     call: str
     index: int
     op: str
     action: str  # "recompute" or "pack"
+    stage: int = 0
+    held_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,18 @@ class Plan:
         return max(self.extra_time - self.bound_extra_time, 0.0)
 
     @property
-    def script(self) -> dict[str, dict[int, tuple[str, str]]]:
-        """The choices by call and index, as the runtime reads them."""
-        script: dict[str, dict[int, tuple[str, str]]] = {}
+    def script(self) -> dict[str, dict[int, tuple[Any, ...]]]:
+        """The choices by call and index, as the runtime reads them: op, action, and stages where there are any."""
+        script: dict[str, dict[int, tuple[Any, ...]]] = {}
         for c in self.choices:
-            script.setdefault(c.call, {})[c.index] = (c.op, c.action)
+            nested = () if c.held_from is None else (c.stage, c.held_from)
+            script.setdefault(c.call, {})[c.index] = (c.op, c.action, *nested)
         return script
+
+    @property
+    def nested(self) -> bool:
+        """Whether some results are dropped and replayed more than once."""
+        return any(c.held_from is not None for c in self.choices)
 
     def recompute(self) -> AbstractContextManager[Any]:
         """A context for a block of code, the loss included, in which this plan is in force.
@@ -109,8 +122,7 @@ class Plan:
         """Plain data for JSON, choices grouped by call."""
         plain = asdict(self)
         plain["choices"] = {
-            call: [[index, op, action] for index, (op, action) in sorted(ops.items())]
-            for call, ops in self.script.items()
+            call: [[index, *entry] for index, entry in sorted(ops.items())] for call, ops in self.script.items()
         }
         return plain
 
@@ -164,9 +176,9 @@ class Plan:
         known = {f.name for f in fields(cls)}
         try:
             data["choices"] = tuple(
-                Choice(str(call), int(index), str(op), str(action))
+                Choice(str(call), int(index), str(op), str(action), *(int(n) for n in nested))
                 for call, ops in data["choices"].items()
-                for index, op, action in ops
+                for index, op, action, *nested in ops
             )
             data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
             data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
 from holdover.planning import milp
@@ -31,6 +32,10 @@ ROUNDS = 3
 """How often a partition's model is built again near its last solution."""
 
 
+Stages = Mapping[int, tuple[int, int]]
+"""Recorded op -> its stage of backward, and the stage it is held from; only in plans of nested replays."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A set of recorded ops of the step planned for, what its peak is over all steps, and what its replays cost."""
@@ -38,6 +43,7 @@ class Candidate:
     recorded: frozenset[int]
     peak_bytes: int
     seconds: float
+    stages: Stages = field(default_factory=dict)
 
 
 @dataclass
@@ -50,7 +56,7 @@ class Search:
     pack: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 20.0
     _parts: list[dict[int, int]] | None = None
-    _seen: dict[frozenset[int], Candidate] = field(default_factory=dict)
+    _seen: dict[tuple[frozenset[int], frozenset[Any]], Candidate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         step = max((op.step for op in self.trace.ops), default=0)
@@ -62,23 +68,34 @@ class Search:
     def trace(self) -> Trace:
         return self.problem.trace
 
-    def judge(self, recorded: Iterable[int]) -> Candidate:
+    def judge(self, recorded: Iterable[int], stages: Stages | None = None) -> Candidate:
         """Simulate: what this set of recorded ops really does to the peak, and which replays it leads to."""
-        key = frozenset(recorded)
+        ops = frozenset(recorded)
+        nested = {o: held for o, held in (stages or {}).items() if o in ops}
+        key = ops, frozenset(nested.items())
         if key not in self._seen:
-            timeline = simulate(self.part, self.choices(key), self.workspace, detail=False)
+            draft = Candidate(ops, 0, 0.0, nested)
+            timeline = simulate(self.part, self.choices(draft), self.workspace, detail=False)
             seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items())
-            self._seen[key] = Candidate(key, max(timeline.peak_bytes, self.other_peak_bytes), seconds)
+            self._seen[key] = replace(
+                draft, peak_bytes=max(timeline.peak_bytes, self.other_peak_bytes), seconds=seconds
+            )
         return self._seen[key]
 
-    def timeline(self, recorded: Iterable[int]) -> Timeline:
-        """The whole trace under this set of recorded ops."""
-        return simulate(self.trace, self.choices(recorded), self.workspace)
+    def judged(self) -> list[Candidate]:
+        """All candidates that were simulated so far."""
+        return list(self._seen.values())
 
-    def choices(self, recorded: Iterable[int]) -> Choices:
-        ops = frozenset(o for r in recorded for o in self.everywhere[r])
+    def timeline(self, candidate: Candidate) -> Timeline:
+        """The whole trace under a candidate."""
+        return simulate(self.trace, self.choices(candidate), self.workspace)
+
+    def choices(self, candidate: Candidate) -> Choices:
+        ops = frozenset(o for r in candidate.recorded for o in self.everywhere[r])
         made = {v for o in ops for v in self.trace.ops[o].outputs}
-        return Choices(ops, {v: n for v, n in self.pack.items() if v not in made}, self.problem.with_loss)
+        stages = {o: held for r, held in candidate.stages.items() for o in self.everywhere[r]}
+        pack = {v: n for v, n in self.pack.items() if v not in made}
+        return Choices(ops, pack, self.problem.with_loss, stages)
 
     def parts(self) -> list[dict[int, int]]:
         if self._parts is None:
@@ -166,7 +183,7 @@ class Search:
         for o in sorted(start.recorded, key=lambda o: -self.problem.cost[o]):
             if time.monotonic() > until:
                 break
-            found = self.judge(best.recorded - {o})
+            found = self.judge(best.recorded - {o}, best.stages)
             if found.peak_bytes <= budget and found.seconds <= best.seconds:
                 best = found
         return best
@@ -179,7 +196,7 @@ class Search:
             for changed in self.pairs(best) if pairs else self.neighbours(best):
                 if time.monotonic() > until:
                     break
-                better = min(better, self.judge(changed), key=lambda c: (c.peak_bytes, c.seconds))
+                better = min(better, self.judge(changed, best.stages), key=lambda c: (c.peak_bytes, c.seconds))
             if better.peak_bytes >= best.peak_bytes:
                 if pairs or len(self.problem.eligible) > PAIRS_UP_TO:
                     break
@@ -194,7 +211,7 @@ class Search:
 
     def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
         """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
-        timeline = simulate(self.part, self.choices(candidate.recorded), self.workspace)
+        timeline = simulate(self.part, self.choices(candidate), self.workspace)
         live = set(timeline.at_peak)
         sets = []
         chains = set()

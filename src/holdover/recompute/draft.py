@@ -139,7 +139,7 @@ class Draft:
 
     def finish(self, out: Any) -> str:
         """Leave the recipe on what the op made. Returns why not, where that turns out to be impossible only now."""
-        op, targets = self.op, self.targets
+        targets = self.targets
         if not targets and isinstance(out, torch.Tensor):
             storage: Any = out.untyped_storage() if (why := oddity(out)) == "" else None
             if storage is None or id(storage) in self.storages:
@@ -159,7 +159,6 @@ class Draft:
         return recipe
 
     def _finish_several(self, out: Any) -> str:
-        op = self.op
         made: list[tuple[int, torch.Tensor, Any, int]] = []
         targets = [t.untyped_storage() for t, _ in self.targets]
         seen: list[torch.UntypedStorage] = []

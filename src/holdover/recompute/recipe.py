@@ -45,8 +45,8 @@ Replay, in backward, at the moment autograd unpacks a saved tensor of a value th
     run; unpacking is its replay, and rules 8 to 12 hold for it. Its storage in forward is not affected.
 
 Stages (what a plan of nested replays adds)
-15. A plan may give an op a stage, and a stage that it is held from. A replay happens on behalf of the stage of the value
-    that autograd unpacks. Where that stage is higher than the `held_from` of a recipe that has to run, the run is a
+15. A plan may give an op a stage, and a stage that it is held from. A replay happens on behalf of the stage of the
+    value that autograd unpacks. Where that is higher than the `held_from` of a recipe that has to run, the run is a
     passage: what it makes is not cached, whoever wants it, and the recipe does not count as replayed for rule 11, so
     that it keeps wanting its inputs. It runs again when a stage asks that it is held from.
 """

@@ -47,7 +47,9 @@ class Compiled:
 
     def __init__(self, script: Script, quiet: Iterable[str] = ()) -> None:
         self.scripts = {
-            key: {index: Entry(*entry) for index, entry in entries.items()} for key, entries in script.items() if entries
+            key: {index: Entry(*entry) for index, entry in entries.items()}
+            for key, entries in script.items()
+            if entries
         }
         for key, entries in self.scripts.items():
             for index, entry in entries.items():

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 
 from holdover.report.estimate_view import estimate_view
+from holdover.report.frontier_view import frontier_view
 from holdover.report.plan_view import plan_view
 from holdover.report.tables import WIDTH
 from holdover.report.verification_view import verification_view
 
 if TYPE_CHECKING:
     from holdover.memory.estimate import Estimate
+    from holdover.planning.frontier import Frontier
     from holdover.planning.plan import Plan
     from holdover.verification import Verification
 
@@ -34,6 +36,11 @@ def render_estimate(estimate: Estimate) -> str:
 def render_plan(plan: Plan) -> str:
     """What `print(plan)` shows."""
     return render(plan_view(plan))
+
+
+def render_frontier(frontier: Frontier) -> str:
+    """What `print(frontier)` shows."""
+    return render(frontier_view(frontier))
 
 
 def render_verification(verification: Verification) -> str:

@@ -1,0 +1,122 @@
+"""From the solver's answer to a Plan: places instead of op numbers, what it promises, and what it does per module."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from holdover.memory.estimate import peak_of
+from holdover.memory.simulate import Timeline
+from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
+from holdover.planning.problem import Problem
+from holdover.planning.search import Candidate, Search
+from holdover.trace.graph import OUTSIDE, Category, Trace
+
+
+def described(
+    search: Search, best: Candidate, plain: Candidate, floor: Candidate, limit: int | None, least: float,
+    *, priced: str, precision: str | None, unknown: Sequence[str],
+) -> Plan:  # fmt: skip
+    """The plan that `best` is, for a budget of `limit` bytes; `least` is the proved bound, in seconds."""
+    problem = search.problem
+    trace, with_loss = problem.trace, problem.with_loss
+    timeline = search.timeline(best)
+    peak = peak_of(trace, timeline)
+    pack = {v: n for v, n in search.choices(best).pack.items() if trace.values[v].maker in problem.positions}
+    choices = _choices(trace, best, pack)
+    step = max(problem.step_seconds, 1e-12)
+    saved, kept = _saved_bytes(trace, problem, best.recorded, pack)
+    bound = min(least, best.seconds)
+    notes = [*trace.notes, *unknown]
+    if best.recorded and peak.nbytes >= plain.peak_bytes:
+        notes.append("This plan does not lower the peak.")
+    if limit is None and floor.peak_bytes >= plain.peak_bytes:
+        notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
+    if limit is not None and not choices:
+        notes.append("The step fits the budget as it is: nothing is recomputed.")
+    return Plan(
+        model=trace.model, fingerprint=trace.fingerprint, inputs=trace.inputs,
+        device=trace.storages[0].device if trace.storages else "cpu", precision=precision,
+        optimizer=trace.optimizer, torch_version=torch.__version__,
+        budget_bytes=limit, predicted_peak_bytes=peak.nbytes, unplanned_peak_bytes=plain.peak_bytes,
+        floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,
+        step_seconds=problem.step_seconds, priced=priced, saved_bytes=kept, unplanned_saved_bytes=saved,
+        peak_at=f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),
+        peak_parts={k.value: n for k, n in peak.parts.items()}, with_loss=with_loss,
+        choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
+        modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _choices(trace: Trace, best: Candidate, pack: Mapping[int, int]) -> list[Choice]:
+    def choice(number: int, action: str) -> Choice:
+        op = trace.ops[number]
+        return Choice(trace.calls[op.call].key, op.index, op.name, action, *best.stages.get(number, ()))
+
+    packers = {trace.values[v].maker for v in pack} - best.recorded
+    return [choice(o, RECOMPUTE) for o in sorted(best.recorded)] + [choice(o, PACK) for o in sorted(packers)]
+
+
+def _saved_bytes(trace: Trace, problem: Problem, recorded: frozenset[int], pack: Mapping[int, int]) -> tuple[int, int]:
+    """Activations saved for backward: without the plan, and with it."""
+    unplanned = kept = 0
+    seen: set[int] = set()
+    for slot in trace.slots:
+        value = trace.values[slot.value]
+        storage = trace.storages[value.storage]
+        if value.maker not in problem.positions or storage.category is not Category.ACTIVATION or storage.id in seen:
+            continue
+        seen.add(storage.id)
+        unplanned += storage.nbytes
+        kept += 0 if value.maker in recorded else pack.get(value.id, storage.nbytes)
+    return unplanned, kept
+
+
+def _modules(
+    trace: Trace, problem: Problem, timeline: Timeline, recorded: frozenset[int], pack: Mapping[int, int]
+) -> list[ModuleSummary]:
+    rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
+    for o in sorted(recorded):
+        row = rows[trace.calls[trace.ops[o].call].path]
+        row[0] += sum(problem.needs[v].nbytes for v in problem.saved_outputs(o))
+        row[2] += timeline.replays.get(o, 0)
+        row[3] += timeline.replays.get(o, 0) * problem.cost[o]
+    for v, nbytes in pack.items():
+        row = rows[trace.calls[trace.ops[trace.values[v].maker].call].path]
+        row[1] += problem.needs[v].nbytes - nbytes
+    return [ModuleSummary(p, int(d), int(k), int(n), float(s)) for p, (d, k, n, s) in rows.items()]
+
+
+def quiet_calls(trace: Trace, choices: list[Choice]) -> list[str]:
+    """Largest calls that the plan leaves alone and that write in place to nothing made outside them."""
+    busy = {c.call for c in choices}
+    parent = {c.id: c.parent for c in trace.calls}
+    calls = {c.id: c for c in trace.calls}
+    loud: set[int] = {c.id for c in trace.calls if c.key in busy or c.key == OUTSIDE}
+    made_by = {v.storage: v.maker for v in trace.values if v.version == 0}
+    for op in trace.ops:
+        if op.index < 0 or not op.writes:
+            continue
+        for _, after in op.writes:
+            maker = made_by[trace.values[after].storage]
+            home = trace.ops[maker].call if maker >= 0 else 0
+            call = op.call
+            while call >= 0 and not _inside(home, call, parent):
+                loud.add(call)
+                call = parent[call]
+    for call in sorted(loud):
+        up = parent[call]
+        while up >= 0:
+            loud.add(up)
+            up = parent[up]
+    return [c.key for c in trace.calls if c.id not in loud and calls[c.parent].id in loud]
+
+
+def _inside(call: int, outer: int, parent: Mapping[int, int]) -> bool:
+    while call >= 0:
+        if call == outer:
+            return True
+        call = parent[call]
+    return False

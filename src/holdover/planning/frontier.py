@@ -1,0 +1,204 @@
+"""The frontier: peak against extra time, every breakpoint that the search finds, each with its plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdover.errors import BudgetError
+from holdover.memory.estimate import target_device, workspaces
+from holdover.memory.workspace import true_outputs
+from holdover.planning.api import lowest_of, priced_problem, same_places
+from holdover.planning.bound import bound_seconds
+from holdover.planning.describe import described
+from holdover.planning.plan import Plan
+from holdover.planning.search import Candidate, Search
+from holdover.trace.graph import Trace
+from holdover.trace.record import Loss, record
+from holdover.trace.step import OptimizerSpec
+from holdover.units import format_bytes, parse_budget
+
+BUDGETS = 24
+"""Budgets that are solved for; between them lie the breakpoints that were met on the way."""
+
+WORTH_PEAK, WORTH_TIME = 0.002, 0.0005
+"""A breakpoint is left out if its neighbour is lower by less than this share of the peak, or dearer by less than this
+share of the step."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Plans from the step as it is down to the lowest peak: each next one holds less and takes longer.
+
+    Attributes:
+        plans: falling `predicted_peak_bytes`, rising `extra_time`. The first recomputes nothing.
+    """
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def unplanned_peak_bytes(self) -> int:
+        """The peak of the step without a plan."""
+        return self.plans[0].unplanned_peak_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """The lowest peak that was reached."""
+        return self.plans[-1].predicted_peak_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """The step's own time, which extra times are fractions of."""
+        return self.plans[0].step_seconds
+
+    def at(self, budget: int | str) -> Plan:
+        """The cheapest plan here whose peak is at most `budget`.
+
+        Args:
+            budget: bytes, "24GiB", a share of the unplanned peak ("80%"), or "min".
+
+        Raises:
+            BudgetError: the budget is below the floor.
+        """
+        wanted = parse_budget(budget)
+        if wanted == "min":
+            return self.plans[-1]
+        limit = int(self.unplanned_peak_bytes * wanted) if isinstance(wanted, float) else int(wanted)
+        for plan in self.plans:
+            if plan.predicted_peak_bytes <= limit:
+                return plan
+        raise BudgetError(
+            f"A budget of {format_bytes(limit)} cannot be met: the frontier goes from {format_bytes(self.floor_bytes)} "
+            f"to {format_bytes(self.unplanned_peak_bytes)}. Ways out: a budget of at least "
+            f"{format_bytes(self.floor_bytes)}, a smaller batch or sequence, or budget=\"min\".",
+            floor_bytes=self.floor_bytes, budget_bytes=limit, parts=dict(self.plans[-1].peak_parts),
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "unplanned_peak_bytes": self.unplanned_peak_bytes, "floor_bytes": self.floor_bytes,
+            "step_seconds": self.step_seconds, "plans": [p.to_dict() for p in self.plans],
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        """The frontier as JSON text, every plan in full."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        from holdover.report.text import render_frontier
+
+        return render_frontier(self)
+
+
+def frontier(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = None,
+    precision: str | None = None,
+    device: str | None = None,
+    with_loss: bool = False,
+    time_limit: float = 60.0,
+) -> Frontier:
+    """What each byte of the peak costs: the plans between the step as it is and the lowest peak.
+
+    Args:
+        model, args, kwargs, loss, optimizer, precision, device, with_loss: the training step, as for `holdover.plan`.
+        time_limit: seconds that the solver may take in all, about.
+
+    Raises:
+        TraceError: the step fails, or gives no loss.
+
+    >>> import torch
+    >>> from torch.nn import GELU, Linear, Sequential
+    >>> layers = [Sequential(Linear(8, 64), GELU(), Linear(64, 8)) for _ in range(4)]
+    >>> f = frontier(Sequential(*layers), (torch.ones(1000, 8),))
+    >>> f.plans[0].extra_time, f.at("min").predicted_peak_bytes == f.floor_bytes
+    (0.0, True)
+    """
+    trace = record(
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target_device(device),
+        corrections=true_outputs,
+    )  # fmt: skip
+    return frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit)
+
+
+def frontier_of(
+    trace: Trace, *, precision: str | None = None, with_loss: bool = False, time_limit: float = 60.0
+) -> Frontier:
+    """The frontier of a recorded step."""
+    workspace, unknown = workspaces(trace)
+    problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
+    each = time_limit / (BUDGETS + 8)
+    search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
+    plain = search.judge(())
+    search, floor = lowest_of(search, problem, with_loss=with_loss)
+    search.seconds = each
+    bounds = sweep(search, floor, plain)
+    points = thinned(pareto([*search.judged(), plain]), problem.step_seconds)
+    plans = []
+    for point in points:
+        bound = proved(bounds, point)
+        within = search if point.recorded else Search(problem, workspace, search.everywhere)
+        plans.append(
+            described(
+                within,
+                point,
+                plain,
+                floor,
+                point.peak_bytes,
+                bound,
+                priced=priced,
+                precision=precision,
+                unknown=unknown,
+            )
+        )
+    return Frontier(tuple(plans))
+
+
+def sweep(search: Search, floor: Candidate, plain: Candidate) -> list[tuple[int, float]]:
+    """Solve for budgets from the floor to the plain peak; the candidates stay in the search.
+
+    Returns each budget with the proved bound in seconds, lowest budget first.
+    """
+    bounds = []
+    room = plain.peak_bytes - floor.peak_bytes
+    best = floor
+    for k in range(BUDGETS if room else 0):
+        budget = floor.peak_bytes + room * k // BUDGETS
+        least = bound_seconds(search.problem, budget)
+        bounds.append((budget, least))
+        best = search.cheapest(budget, best, least)
+    return [*bounds, (plain.peak_bytes, 0.0)]
+
+
+def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that no other beats in peak and time, highest peak first."""
+    best: list[Candidate] = []
+    for c in sorted(candidates, key=lambda c: (c.seconds, c.peak_bytes)):
+        if not best or c.peak_bytes < best[-1].peak_bytes:
+            best.append(c)
+    return best
+
+
+def thinned(points: Sequence[Candidate], step_seconds: float) -> list[Candidate]:
+    """Without points that are hardly lower than the one before, or hardly cheaper than the one after."""
+    kept = list(points[:1])
+    for point, following in zip(points[1:], [*points[2:], None], strict=True):
+        lower = kept[-1].peak_bytes - point.peak_bytes >= WORTH_PEAK * kept[-1].peak_bytes
+        cheaper = following is None or following.seconds - point.seconds >= WORTH_TIME * step_seconds
+        if following is None or (lower and cheaper):
+            kept.append(point)
+    return kept
+
+
+def proved(bounds: Sequence[tuple[int, float]], point: Candidate) -> float:
+    """A bound for any plan within this point's peak: that of the next higher budget that was solved for."""
+    return next((least for budget, least in bounds if budget >= point.peak_bytes), 0.0)
