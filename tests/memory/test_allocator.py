@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,10 +286,10 @@ def check(allocator: CachingAllocator, live: dict[int, int], limit: int | None) 
     blocks = [block for segment in allocator.segments() for block in segment]
     assert {b.address: b.requested_bytes for b in blocks if b.used} == live
     assert all(b.nbytes >= b.requested_bytes and b.nbytes % 512 == 0 for b in blocks)
-    for before, after in zip(blocks, blocks[1:], strict=False):
+    for before, after in itertools.pairwise(blocks):
         assert before.address + before.nbytes <= after.address
     for segment in allocator.segments():
-        for before, after in zip(segment, segment[1:], strict=False):
+        for before, after in itertools.pairwise(segment):
             if before.next is after:
                 assert before.address + before.nbytes == after.address
                 assert before.used or after.used  # free neighbours are merged

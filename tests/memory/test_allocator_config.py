@@ -83,11 +83,11 @@ def test_what_is_read() -> None:
 def test_errors_say_what_is_wrong() -> None:
     with pytest.raises(UnitError, match="backend 'cudaMallocAsync' is another allocator: only 'native'"):
         AllocatorConfig.parse("backend:cudaMallocAsync")
-    with pytest.raises(UnitError, match="unknown allocator option 'max_split_mb'.*max_split_size_mb"):
+    with pytest.raises(UnitError, match=r"unknown allocator option 'max_split_mb'.*max_split_size_mb"):
         AllocatorConfig.parse("max_split_mb:64")
     with pytest.raises(UnitError, match="max_split_size_mb is 8, too small: PyTorch wants at least 20"):
         AllocatorConfig.parse("max_split_size_mb:8")
     with pytest.raises(UnitError, match="expandable_segments is True or False, not 'true'"):
         AllocatorConfig.parse("expandable_segments:true")
-    with pytest.raises(UnitError, match="cannot read the allocator options .* at 'max_split_size_mb'"):
+    with pytest.raises(UnitError, match=r"cannot read the allocator options .* at 'max_split_size_mb'"):
         AllocatorConfig.parse("expandable_segments:True,max_split_size_mb")
