@@ -9,6 +9,7 @@ import typer
 import holdover
 from holdover.cli.closed_form import closed_form
 from holdover.cli.demo import demo
+from holdover.cli.devices import devices
 from holdover.cli.estimate import estimate
 from holdover.cli.plan import plan
 from holdover.cli.verify import verify
@@ -41,5 +42,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, verify, closed_form, demo):
+for command in (estimate, plan, verify, closed_form, devices, demo):
     app.command()(command)

@@ -41,7 +41,18 @@ PrecisionOption = Annotated[
     typer.Option("--precision", help="32-true, bf16-mixed, bf16-true, 16-mixed. [default: as the model is]"),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="The device to estimate for. [default: where the tensors are]")
+    str | None,
+    typer.Option(
+        "--device",
+        help="The device to estimate for: cpu, or a card that need not be here, such as h100-80gb (`holdover devices` "
+        "lists them). [default: where the tensors are]",
+    ),
+]
+DevicesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--devices", help="A JSON file with cards of your own. HOLDOVER_DEVICES names one too.", show_default=False
+    ),
 ]
 BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Batch size, for the models of a library.")]
 SeqOption = Annotated[
@@ -55,6 +66,18 @@ _stderr = Console(stderr=True, highlight=False)
 def named_optimizer(name: str) -> str | None:
     """`--optimizer none` is no optimizer."""
     return None if name.lower() == "none" else name
+
+
+def add_devices(path: Path | None) -> None:
+    """The cards of a user's file can be named from here on.
+
+    Raises:
+        DeviceError: the file cannot be read.
+    """
+    if path is not None:
+        from holdover.cost.devices import add_cards
+
+        add_cards(path)
 
 
 def fails_politely(command: Callable[P, None]) -> Callable[P, None]:

@@ -2,16 +2,39 @@
 
 Memory is what PyTorch sees as total, before the CUDA context, from out-of-memory messages and device queries that users
 published; rates and bandwidths are the vendors' dense figures. What could not be confirmed in a source is listed in
-`Card.unconfirmed`. Where a card is present, ask it (`torch.cuda.mem_get_info`) instead.
+`Card.unconfirmed`. Where a card is present, ask it (`torch.cuda.mem_get_info`) instead. A file of your own adds cards
+(`add_cards`, or the environment variable `HOLDOVER_DEVICES`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from holdover.errors import DeviceError
+from holdover.errors import DeviceError, UnitError
+from holdover.units import parse_bytes
 
 _GIB = 2**30
+_MIB = 2**20
+DTYPES = ("bf16", "fp16", "tf32", "fp32")
+FILE_VARIABLE = "HOLDOVER_DEVICES"
+
+_DATA_SHEET = "vendor's data sheet, dense"
+SOURCES = {
+    "usable_bytes": "published out-of-memory messages and device queries",
+    "bandwidth": _DATA_SHEET,
+    **dict.fromkeys(DTYPES, _DATA_SHEET),
+    "host_link": "PCI Express, of its generation; GB200: measured on a GB300 station",
+    "peer_link": "vendor's NVLink or PCIe figure, halved",
+    "context_bytes": "measured by users: T4, RTX 3090, RTX 6000 Ada, A100, H200, V100",
+    "cublas_bytes": "PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp",
+}
+"""Where the figures of a field come from, unless the card lists the field as unconfirmed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +49,32 @@ class Card:
     """Memory a program can allocate, before the context; the lowest of the figures seen."""
     bandwidth: float
     """Bytes a second to and from its memory."""
-    rates: dict[str, float]
+    rates: Mapping[str, float]
     """Dense FLOPs a second by dtype: "bf16", "fp16", "tf32", "fp32". A missing one has no such hardware."""
     host_link: float
     """Bytes a second to the host, each way."""
     peer_link: float
     """Bytes a second to the other cards of the node, each way."""
+    context_bytes: tuple[int, int] = (_GIB // 4, 1454 * _MIB)
+    """Least and most that the context and the loaded kernels take outside PyTorch's allocator. It grows with the
+    kernels that a program touches and differs between CUDA versions: measure it where it matters."""
     unconfirmed: frozenset[str] = frozenset()
     """Fields (and dtypes of `rates`) whose figure is from memory, not from a source."""
-    source: str = "vendor's data sheet; usable memory from published out-of-memory messages"
+    source: str = "holdover's table"
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    @property
+    def cublas_bytes(self) -> int:
+        """What cuBLAS takes from PyTorch's allocator per thread and stream: it shows in allocated memory.
+
+        By compute capability: 32 MiB from 9.0 on, 8.125 MiB before. cuBLASLt shares it (in PyTorch 2.13 as it is
+        distributed). AMD: 32 MiB; 128 MiB on the MI300's.
+        """
+        if self.capability is None:
+            return (128 if self.name.startswith("mi3") else 32) * _MIB
+        return 32 * _MIB if self.capability >= (9, 0) else 8320 * 1024
 
     def rate(self, dtype: str) -> float:
         """FLOPs a second in a dtype.
@@ -48,6 +85,37 @@ class Card:
         if dtype not in self.rates:
             raise DeviceError(f"{self.title} has no {dtype} matrix rate; it has {', '.join(self.rates)}")
         return self.rates[dtype]
+
+    def source_of(self, field: str) -> str:
+        """Where a figure comes from: a source, or "unconfirmed".
+
+        Args:
+            field: a field of this class, "cublas_bytes", or a dtype of `rates`.
+
+        >>> card("t4").source_of("bandwidth"), card("h100-80gb").source_of("bf16")
+        ('unconfirmed', "vendor's data sheet, dense")
+        """
+        if field in self.unconfirmed:
+            return "unconfirmed"
+        return SOURCES[field] if self.source == "holdover's table" else self.source
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with each figure's source; `add_cards` reads it back."""
+        figures = ["usable_bytes", "bandwidth", *self.rates, "host_link", "peer_link", "context_bytes", "cublas_bytes"]
+        return {
+            "name": self.name, "title": self.title, "capability": self.capability, "usable_bytes": self.usable_bytes,
+            "bandwidth": self.bandwidth, "rates": dict(self.rates), "host_link": self.host_link,
+            "peer_link": self.peer_link, "context_bytes": list(self.context_bytes), "cublas_bytes": self.cublas_bytes,
+            "sources": {figure: self.source_of(figure) for figure in figures},
+        }  # fmt: skip
+
+
+_CONTEXT_MIB = {
+    "t4-16gb": (105, 141), "v100-16gb": (256, 1343), "v100-32gb": (256, 1343), "rtx3090-24gb": (256, 1001),
+    "a100-40gb": (481, 942), "a100-80gb": (481, 942), "a100-80gb-pcie": (481, 942), "h200-141gb": (563, 1454),
+}  # fmt: skip
+"""Least and most MiB seen: at start and after first kernels (T4, H200), with lazy and eager loading (A100), of CUDA 12
+and CUDA 11 (V100, RTX 3090)."""
 
 
 def _card(
@@ -61,18 +129,22 @@ def _card(
     peer_gb: float,
     unconfirmed: str = "",
 ) -> Card:
-    names = ("bf16", "fp16", "tf32", "fp32")
+    # A context that was not measured on the card is taken to lie between those of the cards where it was.
+    low, high = _CONTEXT_MIB.get(name, (256, 1454))
     return Card(
         name=name,
         title=title,
         capability=capability,
         usable_bytes=int(usable_gib * _GIB),
         bandwidth=bandwidth_tb * 1e12,
-        rates={dtype: rate * 1e12 for dtype, rate in zip(names, rates, strict=True) if rate is not None},
+        rates={dtype: rate * 1e12 for dtype, rate in zip(DTYPES, rates, strict=True) if rate is not None},
         host_link=host_gb * 1e9,
         peer_link=peer_gb * 1e9,
+        context_bytes=(low * _MIB, high * _MIB),
         # The links between cards are the vendors' NVLink (or PCIe) figures halved, none of them measured.
-        unconfirmed=frozenset([*unconfirmed.split(), "peer_link"]),
+        unconfirmed=frozenset(
+            [*unconfirmed.split(), "peer_link", *([] if name in _CONTEXT_MIB else ["context_bytes"])]
+        ),
     )
 
 
@@ -106,7 +178,88 @@ _TABLE = (
 )
 
 CARDS: dict[str, Card] = {card.name: card for card in _TABLE}
-"""Cards by name."""
+"""Cards of the table by name; `all_cards` also has those of the user's files."""
+
+_added: dict[str, Card] = {}
+
+
+def all_cards() -> dict[str, Card]:
+    """Every card by name: the table's, those of the file that `HOLDOVER_DEVICES` names, and those of `add_cards`.
+
+    Raises:
+        DeviceError: the file cannot be read.
+    """
+    named = os.environ.get(FILE_VARIABLE)
+    return {**CARDS, **(_read(named) if named else {}), **_added}
+
+
+def add_cards(path: str | os.PathLike[str]) -> list[Card]:
+    """Add the cards of a JSON file, for this process.
+
+    Args:
+        path: a file with one object, or a list of them: "name", "title", "capability" ([9, 0], null for AMD's),
+            "usable_bytes" and "context_bytes" (numbers of bytes, or text such as "79.1GiB"), "bandwidth", "host_link",
+            "peer_link" (bytes a second), "rates" (FLOPs a second by dtype), "unconfirmed" (names of fields). Only name,
+            capability, usable_bytes, bandwidth and rates must be there. A name of the table is replaced.
+
+    Raises:
+        DeviceError: the file cannot be read, or misses something.
+    """
+    found = _read(os.fspath(path))
+    _added.update(found)
+    return list(found.values())
+
+
+@functools.cache
+def _read(path: str) -> dict[str, Card]:
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeviceError(f"cannot read the cards of {path}: {getattr(error, 'strerror', None) or error}") from None
+    except ValueError as error:
+        raise DeviceError(f"the cards of {path} are not JSON: {error}") from None
+    rows = data if isinstance(data, list) else [data]
+    return {found.name: found for found in (_from_file(row, path) for row in rows)}
+
+
+def _from_file(row: Any, path: str) -> Card:
+    needed = ("name", "capability", "usable_bytes", "bandwidth", "rates")
+    if not isinstance(row, dict) or any(field not in row for field in needed):
+        raise DeviceError(f"a card of {path} must be an object with {', '.join(needed)}; found {str(row)[:200]}")
+    known = {field.name for field in fields(Card)} - {"source"}
+    unknown = set(row) - known - {"cublas_bytes", "sources"}  # which to_dict writes
+    if unknown:
+        raise DeviceError(f"{path}: card {row['name']!r} has unknown fields {', '.join(sorted(unknown))}")
+    try:
+        capability = row["capability"]
+        low, high = row.get("context_bytes") or (_GIB // 4, 1454 * _MIB)
+        return Card(
+            name=_normal(str(row["name"])), title=str(row.get("title", row["name"])),
+            capability=None if capability is None else (int(capability[0]), int(capability[1])),
+            usable_bytes=parse_bytes(row["usable_bytes"]), bandwidth=_positive(row["bandwidth"]),
+            rates={_dtype(dtype): _positive(rate) for dtype, rate in row["rates"].items()},
+            host_link=_positive(row.get("host_link", 31e9)), peer_link=_positive(row.get("peer_link", 31e9)),
+            context_bytes=(parse_bytes(low), parse_bytes(high)),
+            unconfirmed=frozenset(row.get("unconfirmed", ())), source=path,
+        )  # fmt: skip
+    except (TypeError, ValueError, IndexError, AttributeError, UnitError) as error:
+        raise DeviceError(f"{path}: card {row['name']!r} cannot be read: {error}") from None
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError(f"{value!r} is not a number above 0")
+    return float(value)
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"{name!r} is no dtype of a rate: {', '.join(DTYPES)}")
+    return name
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace(" ", "").replace("_", "-")
 
 
 def card(name: str) -> Card:
@@ -118,12 +271,13 @@ def card(name: str) -> Card:
     >>> card("h100-80gb").title, card("H200").name
     ('H100 80 GB SXM', 'h200-141gb')
     """
-    wanted = name.lower().replace(" ", "").replace("_", "-")
-    if wanted in CARDS:
-        return CARDS[wanted]
-    started = [known for known in CARDS if known.split("-")[0] == wanted]
+    cards = all_cards()
+    wanted = _normal(name)
+    if wanted in cards:
+        return cards[wanted]
+    started = [known for known in cards if known.split("-")[0] == wanted]
     if len(started) == 1:
-        return CARDS[started[0]]
+        return cards[started[0]]
     if started:
         raise DeviceError(f"{name!r} comes in several kinds: {', '.join(started)}")
-    raise DeviceError(f"unknown card {name!r}; the table has {', '.join(CARDS)}")
+    raise DeviceError(f"unknown card {name!r}; the table has {', '.join(cards)}")
