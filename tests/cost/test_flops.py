@@ -108,3 +108,45 @@ def test_an_embedding_reads_only_the_rows_it_returns() -> None:
 
 def test_an_unknown_op_is_told_by_its_operands() -> None:
     assert work("nowhere.nothing.default", tensor(8)) == Work(0, 64)
+
+
+# -- CUDA's names -----------------------------------------------------------------------------------------------------
+
+CUDA_ATTENTION = ["flash", "efficient", "cudnn"]
+
+
+@pytest.mark.parametrize("kind", CUDA_ATTENTION)
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_attention_on_cuda(kind: str, key_heads: int) -> None:
+    query, key, value = tensor(2, 4, 16, 8), tensor(2, key_heads, 32, 8), tensor(2, key_heads, 32, 12)
+    scores, weighted = (2 * (2 * 4 * 16 * 32 * width) for width in (8, 12))
+    bias = () if kind == "flash" else (None, True)
+    forward = work(f"aten._scaled_dot_product_{kind}_attention.default", query, key, value, *bias, 0.0, False)
+    assert forward.flops == scores + weighted
+    grad = tensor(2, 4, 16, 12)
+    backward = work(f"aten._scaled_dot_product_{kind}_attention_backward.default", grad, query, key, value)
+    assert backward.flops == 3 * scores + 2 * weighted  # scores again, gradients of query and key; of value and scores
+
+
+def test_cudnn_lstm_of_two_layers_in_both_directions() -> None:
+    length, batch, width, hidden = 7, 3, 10, 6
+    sequence, state = tensor(length, batch, width), tensor(4, batch, hidden)
+    first = 2 * length * batch * 4 * hidden * (width + hidden)
+    second = 2 * length * batch * 4 * hidden * (2 * hidden + hidden)  # reads both directions of the first
+    settings = (2, hidden, 0, 2, False, 0.0, True, True, (), None)
+    forward = work("aten._cudnn_rnn.default", sequence, (), 4, None, state, state, *settings)
+    assert forward.flops == 2 * (first + second)
+    grads = (tensor(length, batch, 2 * hidden), tensor(length, batch, 2 * hidden), None, None)
+    backward = work(
+        "aten._cudnn_rnn_backward.default", sequence, (), 4, tensor(8), state, state, *grads, *settings, tensor(64),
+        (True, True, True, True),
+    )  # fmt: skip
+    assert backward.flops == 2 * forward.flops
+
+
+def test_cudnn_lstm_with_projection() -> None:
+    sequence, state = tensor(7, 3, 10), tensor(1, 3, 6)
+    forward = work(
+        "aten._cudnn_rnn.default", sequence, (), 4, None, state, state, 2, 6, 2, 1, False, 0.0, True, False, (), None
+    )
+    assert forward.flops == 2 * 7 * 3 * (4 * 6 * (10 + 2) + 6 * 2)  # the state is 2 wide, projected from 6

@@ -16,6 +16,7 @@ import numpy as np
 from holdover.closed_form.formula import total
 from holdover.closed_form.tensors import Op
 from holdover.cost.devices import Card
+from holdover.cost.efficiency import EFFICIENCY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,11 @@ class Cluster:
     """Cards of a node, joined by `card.peer_link`."""
     network: float = 25e9
     """Bytes a second of each card to another node, each way (200 Gb/s)."""
-    matmul: float = 0.7
+    matmul: float = EFFICIENCY["matmul"].flops
     """Share of the dense rate that matrix products reach."""
     attention: float = 0.5
     """Share of the dense rate that fused attention reaches, of the half of its FLOPs that the causal mask leaves."""
-    memory: float = 0.8
+    memory: float = EFFICIENCY["pointwise"].nbytes
     """Share of the memory bandwidth that element-wise ops reach."""
     link: float = 0.7
     """Share of a link that collectives reach."""

@@ -111,6 +111,24 @@ def _rnn_backward(sequence: TensorSpec, *rest: Any) -> int:
     return 4 * math.prod(lengths) * RNN_GATES[mode] * hidden * (width + hidden)
 
 
+def _cudnn_rnn(sequence: TensorSpec, *rest: Any) -> int:
+    """All layers and directions; a later layer reads what the directions of the one before made."""
+    return _rnn_layers(sequence, *(int(rest[i]) for i in (5, 6, 7, 8)), directions=1 + bool(rest[12]))
+
+
+def _cudnn_rnn_backward(sequence: TensorSpec, *rest: Any) -> int:
+    """Gradients of inputs and of weights: two products for each of forward's."""
+    return 2 * _rnn_layers(sequence, *(int(rest[i]) for i in (9, 10, 11, 12)), directions=1 + bool(rest[16]))
+
+
+def _rnn_layers(sequence: TensorSpec, mode: int, hidden: int, projected: int, layers: int, *, directions: int) -> int:
+    *lengths, width = sequence.shape
+    state = projected or hidden
+    inputs = width + (layers - 1) * directions * state
+    products = RNN_GATES[mode] * hidden * (inputs + layers * state) + layers * projected * hidden
+    return 2 * math.prod(lengths) * directions * products
+
+
 def _grouped_product(left: TensorSpec, right: TensorSpec, *_: Any) -> int:
     """Rows are divided among the matrices of `right`, or (both flat) the inner size is."""
     if len(left.shape) == 2 and len(right.shape) == 3:
@@ -131,6 +149,14 @@ def _added_matrix_vector(_added: TensorSpec, matrix: TensorSpec, *_: Any) -> int
 _OWN: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "_cudnn_rnn": _cudnn_rnn,
+    "_cudnn_rnn_backward": _cudnn_rnn_backward,
     "mkldnn_rnn_layer": _rnn,
     "mkldnn_rnn_layer_backward": _rnn_backward,
     "_grouped_mm": _grouped_product,
