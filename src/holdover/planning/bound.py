@@ -1,73 +1,291 @@
 """A proved bound: no plan of this problem that meets the budget takes less extra time than this.
 
-The linear programme here is weaker than any plan on purpose. It charges one replay for an op of which a saved value is
-asked for when nobody holds it any more, nothing for dropping what is never asked for, and no memory for replays but
-the tensor that backward is using at the moment; a replay's inputs must be kept or replayed somewhere, in whatever
-stage; what can be packed takes no more than its packed bytes; only the moments at which an op runs are looked at.
-Every plan, with segments or without, satisfies it.
+The linear programme here is weaker than any plan on purpose, so that every plan, with segments or without, nested or
+not, satisfies it. It looks at some moments t at which an op runs. Per op o: x_o, whether it is ever replayed; d_o,
+whether it is replayed at least twice. Per moment and value v that nobody holds anyway: h_v, whether its bytes are there
+(kept, pinned, or replayed and waiting), and g_v, whether it is made again later.
+
+    minimise   sum of cost_o (x_o + d_o)
+    such that  held anyway(t) + in use by backward(t) + sum of bytes_v h_v <= budget
+               h_v >= 1 - x_o               v, made by o, is saved: without a replay it is kept
+               h_v + g_v >= 1               v is asked for after t
+               g_v <= x_o                   it is made again by o
+               g_v <= h_u + g_u             from everything that o reads
+               x_c + x_o - 1 <= d_o + h_v   c reads v and was replayed before t, v is asked for after t
+
+What can be packed takes no more than its packed bytes, dropping what is never asked for is free, and what replays hold
+for a moment only does not count.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 
-from holdover.planning.milp import Interval, Model, relaxed
 from holdover.planning.packing import packable
 from holdover.planning.problem import NEVER, Problem
+from holdover.planning.quiet import silent_stdout
+
+MOST_COLUMNS = 40_000
+"""Variables from which on no more moments are looked at."""
+
+MOMENTS_AT_ONCE = 6
 
 
-def bound_seconds(problem: Problem, budget: int) -> float:
-    """The least seconds of replay of any plan whose peak is at most `budget` bytes; infinite if none can exist."""
-    model = _optimistic(problem)
-    found = relaxed(model, float(budget))
-    return np.inf if found is None else max(found, 0.0) * (1 - 1e-6)  # the solver's tolerance
+def bound_seconds(
+    problem: Problem, budget: int, *, moments: Iterable[int] = (), time_limit: float = 10.0, whole: float = 0.0
+) -> float:
+    """The least seconds of replay of any plan whose peak is at most `budget` bytes; infinite if none can exist.
+
+    Args:
+        moments: positions to look at from the start; those at which a good plan is near the budget say most.
+        time_limit: seconds for the relaxation, about. What comes back holds however early it ends.
+        whole: more seconds in which decisions may not be split, for a better bound.
+    """
+    return Bound(problem).seconds(budget, moments=moments, time_limit=time_limit, whole=whole)
 
 
-def _optimistic(problem: Problem) -> Model:
-    needs = problem.needs
-    packed = packable(problem.trace, with_loss=problem.with_loss)
-    asked = [o for o in problem.eligible if any(needs[v].asks for v in problem.saved_outputs(o))]
-    column = {o: i for i, o in enumerate(problem.eligible)}  # replayed, and so recorded
-    dropped = {o: len(column) + i for i, o in enumerate(sorted(set(column) - set(asked)))}  # recorded
-    fixed = problem.running.astype(float).copy()
-    changes: list[list[Interval]] = [[] for _ in range(len(column) + len(dropped))]
-    for o in column:
-        for v in problem.saved_outputs(o):
-            need = needs[v]
-            used = np.zeros(len(fixed), dtype=bool)
-            for ask in need.asks.values():  # it is there while backward uses it, kept or replayed
-                used[ask.first + 1 : ask.loan_end + 1] = True
-            fixed[used] += need.nbytes
-            held = np.zeros(len(fixed), dtype=bool)
-            held[need.program_end + 1 : min(need.end, len(fixed) - 1) + 1] = need.program_end < NEVER
-            nbytes = packed.get(v, need.nbytes)
-            for first, last in _runs(held & ~used):
-                fixed[first : last + 1] += nbytes
-                changes[dropped.get(o, column[o])].append((first, last, -nbytes))
-    cost = np.array([problem.cost[o] for o in column])
-    model = Model(problem, problem.eligible, column, cost, fixed, changes, binaries=len(changes))
-    _closure(model)
-    model.cost = np.concatenate([cost, np.zeros(model.size - len(cost))])
-    return model
+@dataclass
+class _Rows:
+    """A sparse matrix in the making, and its upper bounds."""
+
+    data: list[float] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    upper: list[float] = field(default_factory=list)
+
+    def add(self, columns: Sequence[int], coefficients: Sequence[float], upper: float) -> None:
+        self.columns.extend(columns)
+        self.data.extend(coefficients)
+        self.starts.append(len(self.columns))
+        self.upper.append(upper)
+
+
+class Bound:
+    """The programme of one problem, for any budget: moments once looked at serve the next budget too."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.packed = packable(problem.trace, with_loss=problem.with_loss)
+        needs = problem.needs
+        self.replayed = {o: i for i, o in enumerate(problem.eligible)}
+        asked = {o for o in problem.eligible if any(needs[v].asks for v in problem.saved_outputs(o))}
+        self.dropped = {o: self.replayed[o] for o in asked}
+        size = len(self.replayed)
+        for o in problem.eligible:
+            if o not in asked:
+                self.dropped[o], size = size, size + 1
+        self.binaries = size
+        self.twice: dict[int, int] = {}
+        if len(problem.passes) == 1:
+            self.twice = {o: size + i for i, o in enumerate(sorted(asked))}
+        self.size = size + len(self.twice)
+        self.cost = np.zeros(self.size)
+        for columns in (self.replayed, self.twice):
+            for o, column in columns.items():
+                self.cost[column] = problem.cost[o]
+        self.deadline = _deadlines(problem)
+        self.scale = max(float(problem.running.max(initial=1)), 1.0)
+        self.rows = _Rows()
+        self.memory: dict[int, tuple[int, float]] = {}  # moment -> its row, bytes whatever is decided
+        self._simple()
+
+    def _simple(self) -> None:
+        """Bytes at every position by kept values alone: what says which moments to look at."""
+        self.fixed = self.problem.running.astype(float).copy()
+        self.kept: list[tuple[int, int, int, int]] = []  # column, first, last, bytes
+        last_position = len(self.fixed) - 1
+        for o in self.problem.eligible:
+            for v in self.problem.saved_outputs(o):
+                need = self.problem.needs[v]
+                used = np.zeros(len(self.fixed), dtype=bool)
+                for ask in need.asks.values():  # it is there while backward uses it, kept or replayed
+                    used[ask.first + 1 : ask.loan_end + 1] = True
+                self.fixed[used] += need.nbytes
+                held = np.zeros(len(self.fixed), dtype=bool)
+                held[need.program_end + 1 : min(need.end, last_position) + 1] = need.program_end < NEVER
+                nbytes = self.packed.get(v, need.nbytes)
+                self.kept += [(self.dropped[o], a, b, nbytes) for a, b in _runs(held & ~used)]
+
+    def curve(self, x: np.ndarray) -> np.ndarray:
+        """Bytes at every position that a solution cannot avoid, by kept values alone."""
+        change = np.zeros(len(self.fixed) + 1)
+        for column, first, last, nbytes in self.kept:
+            change[first] += nbytes * (1 - x[column])
+            change[last + 1] -= nbytes * (1 - x[column])
+        return self.fixed + np.cumsum(change[:-1])
+
+    # -- one moment -----------------------------------------------------------------------------------------------
+
+    def look_at(self, t: int) -> None:
+        """Add the variables and rows of one moment."""
+        if t in self.memory:
+            return
+        problem, needs = self.problem, self.problem.needs
+        h: dict[int, int] = {}
+        g: dict[int, int] = {}
+        fixed = float(problem.running[t])
+        columns: list[int] = []
+        nbytes: list[float] = []
+        wanted: list[int] = []
+
+        def present(v: int) -> int:
+            """The variable for v being there."""
+            if v not in h:
+                h[v] = self._column()
+                columns.append(h[v])
+                nbytes.append(self.packed.get(v, needs[v].nbytes) / self.scale)
+            return h[v]
+
+        for o in problem.eligible:
+            if problem.positions[o] >= t:
+                break
+            for v in problem.saved_outputs(o):
+                need = needs[v]
+                if self._in_use(v, t):
+                    fixed += need.nbytes
+                elif need.program_end < t <= need.end:
+                    self.rows.add([present(v), self.dropped[o]], [-1.0, -1.0], -1.0)
+                if not self._there(v, t) and any(a.first >= t for a in need.asks.values()):
+                    wanted.append(v)
+        seen: set[int] = set()
+        stack = list(wanted)
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            present(v)
+            if v in problem.maker:
+                maker = problem.maker[v]
+                g[v] = self._column()
+                self.rows.add([g[v], self.replayed[maker]], [1.0, -1.0], 0.0)
+                stack.extend(u for u in problem.trace.ops[maker].inputs if not self._there(u, t))
+        for v in seen:
+            parts = [h[v], g[v]] if v in g else [h[v]]
+            if v in wanted:
+                self.rows.add(parts, [-1.0] * len(parts), -1.0)
+            for c in problem.readers.get(v, ()):
+                for w in problem.trace.ops[c].outputs:
+                    if w in g:
+                        self.rows.add([g[w], *parts], [1.0] + [-1.0] * len(parts), 0.0)
+        self._add_waiting(t, h, wanted)
+        self.memory[t] = len(self.rows.upper), fixed
+        self.rows.add(columns, nbytes, 0.0)
+
+    def _add_waiting(self, t: int, h: dict[int, int], wanted: Iterable[int]) -> None:
+        """What was replayed for a reader's replay, and is asked for later, waits until then or is replayed again."""
+        for v in wanted:
+            o = self.problem.maker[v]
+            if o in self.twice:
+                for c in self.problem.readers.get(v, ()):
+                    if self.deadline[c] < t:
+                        columns = [self.replayed[c], self.replayed[o], self.twice[o], h[v]]
+                        self.rows.add(columns, [1.0, 1.0, -1.0, -1.0], 1.0)
+
+    def _column(self) -> int:
+        self.size += 1
+        return self.size - 1
+
+    def _in_use(self, v: int, t: int) -> bool:
+        return any(a.first < t <= a.loan_end for a in self.problem.needs[v].asks.values())
+
+    def _there(self, v: int, t: int) -> bool:
+        """Whether a value is there at t without costing the plan anything."""
+        need = self.problem.needs[v]
+        if need.program_end >= t or self._in_use(v, t):
+            return True
+        return v not in self.problem.maker and need.saved and need.release >= t
+
+    # -- solving --------------------------------------------------------------------------------------------------
+
+    def seconds(
+        self, budget: int, *, moments: Iterable[int] = (), time_limit: float = 10.0, whole: float = 0.0
+    ) -> float:
+        """See `bound_seconds`."""
+        if self.fixed.max(initial=0) > budget + 1:
+            return float(np.inf)
+        if not self.replayed:
+            return 0.0
+        until = time.monotonic() + time_limit
+        for t in (int(np.argmax(self.curve(np.zeros(self.binaries)))), self.problem.backward_start, *moments):
+            if self.size < MOST_COLUMNS and t < len(self.fixed):
+                self.look_at(t)
+        value = 0.0
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            found = self._solve(budget, left, whole=False)
+            if found is None:
+                return float(np.inf)
+            if found[0] is None:
+                break
+            x, value = found[0], max(value, found[1])
+            broken = [t for t in worst(self.curve(x[: self.binaries]) - budget) if t not in self.memory]
+            if not broken or self.size > MOST_COLUMNS:
+                break
+            for t in broken:
+                self.look_at(t)
+        if whole:
+            found = self._solve(budget, whole, whole=True)
+            value = max(value, found[1]) if found is not None else value
+        return max(value, 0.0) * (1 - 1e-6)  # the solver's tolerance
+
+    def _solve(self, budget: int, time_limit: float, *, whole: bool) -> tuple[np.ndarray | None, float] | None:
+        """The solution and a bound on all solutions; None if there is no solution at all."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+
+        upper = np.array(self.rows.upper)
+        for row, fixed in self.memory.values():
+            upper[row] = (budget - fixed) / self.scale
+        matrix = csr_matrix((self.rows.data, self.rows.columns, self.rows.starts), shape=(len(upper), self.size))
+        total = max(float(self.cost.sum()), 1e-12)
+        cost = np.zeros(self.size)
+        cost[: len(self.cost)] = self.cost / total
+        integrality = np.zeros(self.size)
+        integrality[: len(self.cost)] = whole
+        with silent_stdout():
+            result = milp(
+                cost, constraints=LinearConstraint(matrix, -np.inf, upper), integrality=integrality,
+                bounds=Bounds(np.zeros(self.size), np.ones(self.size)),
+                options={"time_limit": time_limit, "mip_rel_gap": 1e-3},
+            )  # fmt: skip
+        if result.status == INFEASIBLE:
+            return None
+        if whole:
+            return None, max(float(result.mip_dual_bound or 0.0), 0.0) * total
+        return (result.x, float(result.fun) * total) if result.status == OPTIMAL else (None, 0.0)
+
+
+OPTIMAL, INFEASIBLE = 0, 2
+"""In scipy's words."""
+
+
+def worst(excess: np.ndarray) -> list[int]:
+    """Some positions that are over budget, the worst first, spread over the runs of them."""
+    over = np.flatnonzero(excess > 1.0)
+    if not len(over):
+        return []
+    runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
+    pieces = [p for run in runs for p in np.array_split(run, min(len(run), max(1, MOMENTS_AT_ONCE // len(runs))))]
+    tops = sorted(((float(excess[p].max()), int(p[np.argmax(excess[p])])) for p in pieces), reverse=True)
+    return [t for _, t in tops[:MOMENTS_AT_ONCE]]
+
+
+def _deadlines(problem: Problem) -> dict[int, int]:
+    """The position by which an op has been replayed for the first time, if it is replayed at all."""
+    deadline: dict[int, int] = {}
+    for o in reversed(problem.eligible):
+        own = [a.first for v in problem.saved_outputs(o) for a in problem.needs[v].asks.values()]
+        deadline[o] = min(own) if own else max((deadline[c] for c in problem.readers_of(o)), default=NEVER)
+    return deadline
 
 
 def _runs(held: np.ndarray) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], held.astype(np.int8), [0]])))
     return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _closure(model: Model) -> None:
-    """What a replayed op reads is replayed too, or held from forward at least until backward begins."""
-    problem = model.problem
-    for v, readers in problem.readers.items():
-        need, maker = problem.needs[v], problem.maker.get(v)
-        if need.program_end >= problem.backward_start or need.saved:
-            continue
-        y = model.size
-        model.changes.append([(need.program_end + 1, problem.backward_start - 1, need.nbytes)])
-        for c in readers:
-            columns, coefficients = [model.column[c], y], [1.0, -1.0]
-            if maker is not None:
-                columns.append(model.column[maker])
-                coefficients.append(-1.0)
-            model.rows.append((columns, coefficients, 0.0))

@@ -31,7 +31,6 @@ from holdover.planning.problem import NEVER, Problem
 from holdover.planning.quiet import silent_stdout
 
 Interval = tuple[int, int, int]  # first position, last position, bytes
-TIME_IS_UP = 1  # in scipy's words
 
 
 @dataclass
@@ -247,27 +246,6 @@ def lowest(model: Model, *, time_limit: float, gap: float = 0.01) -> Solution:
     return Solution(frozenset(), 0.0, 0.0, float(model.fixed.max()))
 
 
-def relaxed(model: Model, budget: float) -> float | None:
-    """The optimum of the linear relaxation, which no solution can beat; None if even that is infeasible."""
-    if not model.size:
-        return 0.0 if model.fixed.max(initial=0) <= budget else None
-    rows = sorted({int(t) for t in _first_rows(model)})
-    value = 0.0
-    for _ in range(40):
-        try:
-            result = _highs(model, rows, budget, 10.0, 0.0, integral=False)
-        except TimeoutError:
-            break  # what was found with fewer rows holds
-        if result is None:
-            return None
-        x, value = result
-        broken = _worst(model.bytes_at(x) - budget, rows)
-        if not broken:
-            break
-        rows = sorted({*rows, *broken})
-    return value  # rows left out only lower it
-
-
 def _recorded(model: Model, x: np.ndarray) -> frozenset[int]:
     return frozenset(o for o in model.ops if x[model.column[o]] > 0.5)
 
@@ -296,7 +274,7 @@ def _worst(excess: np.ndarray, known: Sequence[int], most: int = 12) -> list[int
 
 
 def _highs(
-    model: Model, rows: Sequence[int], budget: float | None, time_limit: float, gap: float, *, integral: bool = True
+    model: Model, rows: Sequence[int], budget: float | None, time_limit: float, gap: float
 ) -> tuple[np.ndarray, float] | None:
     """One call of HiGHS. Without a budget the peak itself is minimised, in a last variable, time breaking ties."""
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -328,7 +306,7 @@ def _highs(
     if budget is None:
         cost = np.append(cost * 1e-3, 1.0)
     integrality = np.zeros(size)
-    integrality[: model.binaries] = integral
+    integrality[: model.binaries] = 1
     high = np.ones(size)
     if budget is None:
         high[-1] = np.inf
@@ -337,11 +315,9 @@ def _highs(
             cost, constraints=LinearConstraint(matrix, -np.inf, np.array(upper)), integrality=integrality,
             bounds=Bounds(np.zeros(size), high), options={"time_limit": time_limit, "mip_rel_gap": gap},
         )  # fmt: skip
-    if not integral and result.status == TIME_IS_UP:
-        raise TimeoutError
     if result.x is None:
         return None
     if budget is None:
         return result.x[:-1], float(result.x[-1]) * scale
-    bound = result.mip_dual_bound if integral and result.mip_dual_bound is not None else result.fun
+    bound = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
     return result.x, max(float(bound), 0.0) * total
