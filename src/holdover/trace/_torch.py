@@ -7,8 +7,10 @@ tensors are wrapped by a function transform.
 from __future__ import annotations
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C import _ExcludeDispatchKeyGuard as ExcludeDispatchKeyGuard
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import (
@@ -17,6 +19,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.optim import optimizer as _optimizer
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -25,9 +29,13 @@ from torch.utils._python_dispatch import (
 
 disable_current_modes = _disable_current_modes
 ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+AUTOCAST_CUDA = DispatchKey.AutocastCUDA
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 __all__ = [
     "ASKS_FOR_VALUES",
+    "AUTOCAST_CUDA",
+    "COMPOSITE",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
@@ -35,6 +43,8 @@ __all__ = [
     "current_autograd_node",
     "current_graph_task_id",
     "disable_current_modes",
+    "excluding",
+    "foreach_types",
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "sequence_number",
@@ -44,3 +54,13 @@ __all__ = [
 def cuda_is_initialised() -> bool:
     """Whether this process holds a CUDA context, which a forked child could not use."""
     return bool(torch.cuda.is_initialized())
+
+
+def excluding(key: DispatchKey) -> ExcludeDispatchKeyGuard:
+    """Ops within pass over the kernels of this key."""
+    return ExcludeDispatchKeyGuard(DispatchKeySet(key))
+
+
+def foreach_types() -> tuple[list[type], list[type]]:
+    """The tensor types that optimizers and gradient clipping put through foreach ops: PyTorch's own lists."""
+    return _optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types

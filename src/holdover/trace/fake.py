@@ -17,12 +17,15 @@ class Faker:
     """Turns tensors into fake ones; storages shared before are shared after, ties and views included.
 
     Tensors on `meta` (and fake ones of another mode) become fake tensors on `device`, since it is the step on a real
-    device that the caller wants to know about.
+    device that the caller wants to know about. With `mode`, a mode for another device, all tensors move there but
+    those in `stay`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.device = device
+    def __init__(self, device: torch.device, mode: FakeTensorMode | None = None) -> None:
+        self.mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
+        self.device, self.moves = device, mode is not None
+        self.stay: set[int] = set()
+        self.flat: dict[int, torch.Tensor] = {}  # what is to be a part of a fake tensor that exists already
         self.storages: dict[int, torch.Tensor] = {}
         self.alive: list[torch.Tensor] = []
         self.known = KnownValues()
@@ -35,10 +38,14 @@ class Faker:
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
             return tensor
         self.alive.append(tensor)
-        device = self.device if tensor.device.type == "meta" else tensor.device
+        moves = tensor.device.type == "meta" or (self.moves and id(tensor) not in self.stay)
+        device = self.device if moves else tensor.device
         with self.mode, torch.no_grad():
-            base = self.base(tensor, device)
-            fake = torch.as_strided(base, tensor.size(), tensor.stride(), tensor.storage_offset())
+            if id(tensor) in self.flat:
+                fake = self.flat[id(tensor)]
+            else:
+                base = self.base(tensor, device)
+                fake = torch.as_strided(base, tensor.size(), tensor.stride(), tensor.storage_offset())
             if tensor.is_conj():
                 fake = torch._conj(fake)
             fake = fake.detach()
@@ -63,6 +70,15 @@ class Faker:
             count = -(-storage.nbytes() // tensor.element_size())
             found = self.storages[storage._cdata] = torch.empty(count, dtype=tensor.dtype, device=device)
         return found if found.dtype == tensor.dtype else found.view(tensor.dtype)
+
+    def flatten(self, parameters: list[torch.Tensor]) -> None:
+        """Let these become parts of one fake tensor, as recurrent layers' weights are on a card."""
+        with self.mode, torch.no_grad():
+            buffer = torch.empty(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=self.device)
+            offset = 0
+            for p in parameters:
+                self.flat[id(p)] = buffer.narrow(0, offset, p.numel()).view(p.shape)
+                offset += p.numel()
 
     @staticmethod
     def carry_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:

@@ -89,6 +89,8 @@ class KnownValues:
 
         with disable_current_modes():
             args, kwargs = tree_map_only(torch.Tensor, real, (args, kwargs))
+            if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+                kwargs = {**kwargs, "device": "cpu"}  # where the known values are, and perhaps the only device here
             return func(*args, **kwargs)
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -28,6 +28,10 @@ from holdover.trace.step import (
     tensors_in,
 )
 from holdover.trace.target import Target
+from holdover.trace.target.emulate import emulated
+from holdover.trace.target.pretend import CARD, CardFakeMode, OnCard
+from holdover.trace.target.recurrent import FAKE_KERNELS
+from holdover.trace.target.unknowns import unknowns
 from holdover.trace.transforms import yielding_to_transforms
 
 Loss = Callable[[Any], torch.Tensor]
@@ -89,13 +93,14 @@ def record(
     if not isinstance(model, torch.nn.Module):
         raise TraceError(f"A torch.nn.Module is needed, not {type(model).__name__}.")
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
-    target = device or torch.device("cpu")
     has_data = not any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in _tensors(step))
 
-    faker = Faker(target)  # here and not in the child: what it imports then stays imported
+    # here and not in the child: what it imports then stays imported
+    faker = Faker(device or torch.device("cpu")) if target is None else Faker(CARD, CardFakeMode(FAKE_KERNELS))
 
     def on_fake(subject: Step) -> Trace:
-        return _record_fake(subject, faker, corrections, nullcontext() if noticed else unnoticed())
+        disguise = nullcontext() if noticed else unnoticed()
+        return _record_fake(subject, faker, None if target else corrections, disguise, target)
 
     noticed = False
     try:
@@ -104,7 +109,7 @@ def record(
         raise
     except Exception as failed:
         reason = failed
-    if not has_data:
+    if not has_data or target is not None:
         noticed = True
         try:
             trace = isolated(on_fake, step)
@@ -116,6 +121,12 @@ def record(
                 f"tensors have none. That path was recorded; a real step may take less memory. {_said(reason)}"
             )
             return trace
+        if target is not None:
+            raise TraceError(
+                f"The step cannot be recorded for {target.name} without that card: {_said(reason)} There is no data on "
+                "a card that is not here, so forward can take no branch on values, and its tensors must be made on "
+                "the device of its inputs. Without device=, the step is recorded for the CPU, data and all."
+            )
         raise TraceError(
             f"The step cannot be recorded without data, and the model or its inputs have none: {_said(reason)} "
             "Build the model and the inputs on a real device, or avoid reading values in forward."
@@ -141,14 +152,35 @@ def _tensors(step: Step) -> list[torch.Tensor]:
 
 
 def _record_fake(
-    step: Step, faker: Faker, corrections: Corrections | None, disguise: AbstractContextManager[None]
+    step: Step,
+    faker: Faker,
+    corrections: Corrections | None,
+    disguise: AbstractContextManager[None],
+    target: Target | None,
 ) -> Trace:
     described = describe((step.args, step.kwargs))
     identity = fingerprint(step.model)
-    step = replace_tensors(step, faker)
-    with torch.random.fork_rng(devices=[]), faker.mode, disguise:
-        recorder = Recorder(real=False, corrections=corrections, known=faker.known)
-        return _run(step, recorder, identity, described, faker.device)
+    with emulated(target, faker) if target else nullcontext():
+        if target:
+            _as_on_a_card(step, faker)
+        step = replace_tensors(step, faker)
+        with torch.random.fork_rng(devices=[]), faker.mode, disguise:
+            recorder = Recorder(real=False, corrections=corrections, known=faker.known)
+            trace = _run(step, recorder, identity, described, faker.device, OnCard if target else nullcontext)
+    if target:
+        trace.recorded_on = f"fake {target.name}"
+        trace.uncertainties += unknowns(trace, target)
+    return trace
+
+
+def _as_on_a_card(step: Step, faker: Faker) -> None:
+    """What a card holds elsewhere: step counts of optimizers on the CPU, a recurrent layer's weights in one piece."""
+    if isinstance(step.optimizer, torch.optim.Optimizer):
+        counts = (state.get("step") for state in step.optimizer.state.values())
+        faker.stay.update(id(count) for count in counts if isinstance(count, torch.Tensor))
+    for module in step.model.modules():
+        if isinstance(module, torch.nn.RNNBase) and not any(map(torch.nn.parameter.is_lazy, module.parameters())):
+            faker.flatten(list(module.parameters()))
 
 
 def _record_real(step: Step) -> Trace:
@@ -157,7 +189,14 @@ def _record_real(step: Step) -> Trace:
     return _run(step, recorder, fingerprint(step.model), describe((step.args, step.kwargs)), device)
 
 
-def _run(step: Step, recorder: Recorder, identity: str, described: str, device: torch.device) -> Trace:
+def _run(
+    step: Step,
+    recorder: Recorder,
+    identity: str,
+    described: str,
+    device: torch.device,
+    above: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Trace:
     model, trace = step.model, recorder.trace
     dtype = model_dtype(step.precision)
     if dtype is not None:
@@ -177,7 +216,7 @@ def _run(step: Step, recorder: Recorder, identity: str, described: str, device: 
         if recorder.real:
             stack.enter_context(Escapes(recorder))
         for number in range(2 if optimizer is not None else 1):
-            _one_step(step, recorder, optimizer, number, device)
+            _one_step(step, recorder, optimizer, number, device, above)
     _name_activations(trace)
     for value in trace.values:
         value.escapes = recorder.escaped.get(value.storage, "")
@@ -193,11 +232,16 @@ def _name_activations(trace: Trace) -> None:
 
 
 def _one_step(
-    step: Step, recorder: Recorder, optimizer: torch.optim.Optimizer | None, number: int, device: torch.device
+    step: Step,
+    recorder: Recorder,
+    optimizer: torch.optim.Optimizer | None,
+    number: int,
+    device: torch.device,
+    above: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     recorder.begin(number, Phase.FORWARD)
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
-    with recorder, yielding_to_transforms():
+    with recorder, above(), yielding_to_transforms():
         with hooks, autocast_for(step.precision, device.type) if step.precision else nullcontext():
             output = step.model(*step.args, **step.kwargs)
             recorder.begin(number, Phase.LOSS)

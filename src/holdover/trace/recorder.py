@@ -176,13 +176,17 @@ class Recorder(TorchDispatchMode):
         """The records of the storages inside a tensor."""
         return [self.lookup(plain) for plain in plain_parts(tensor)]
 
-    def lookup(self, tensor: torch.Tensor, category: Category = Category.TEMPORARY, name: str = "") -> Live:
-        """The record of a tensor's storage; a storage never seen before is registered as having existed."""
+    def is_live(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage has a record."""
         storage = tensor.untyped_storage()
         live = self.live.get(storage._cdata)
-        if live is None or live.ref is None or live.ref() is not storage:
-            live = self.allocate(storage, tensor, category, name, maker=-1)
-        return live
+        return live is not None and live.ref is not None and live.ref() is storage
+
+    def lookup(self, tensor: torch.Tensor, category: Category = Category.TEMPORARY, name: str = "") -> Live:
+        """The record of a tensor's storage; a storage never seen before is registered as having existed."""
+        if self.is_live(tensor):
+            return self.live[tensor.untyped_storage()._cdata]
+        return self.allocate(tensor.untyped_storage(), tensor, category, name, maker=-1)
 
     def allocate(
         self, storage: torch.UntypedStorage, tensor: torch.Tensor, category: Category, name: str, maker: int
@@ -254,6 +258,8 @@ class Recorder(TorchDispatchMode):
             out = self.corrected(out, signature)
         outputs, writes = [], []
         for t, full in written:
+            if op.name.startswith("aten.set_.") and self.is_live(t):
+                continue  # now a view of memory that exists, whose content stays
             live = self.lookup(t)
             if t.untyped_storage().nbytes() != live.bytes:  # resize_ or set_: another allocation
                 self.resized(t, live)

@@ -1,0 +1,51 @@
+"""What a recording for a card that is not there leaves out or guesses, each with its size or "unknown"."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from holdover.trace.graph import Trace
+from holdover.trace.target.card import Target
+
+MIB = 1 << 20
+CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
+ATTENTION_BACKWARD = ("_attention_backward.",)
+
+
+def unknowns(trace: Trace, target: Target) -> list[str]:
+    """One sentence each, for `Trace.uncertainties`."""
+    names = {op.name for op in trace.ops}
+    found = [
+        f"The ops are those that PyTorch's source says {target.name} runs; none was seen on the card.",
+        f"Not in this recording: the workspace of cuBLAS, {cublas_workspace_bytes(target) / MIB:.3f} MiB from the first "
+        "matrix product on; the CUDA context, outside PyTorch's allocator, size unknown (100 MiB to 1.4 GiB were seen); "
+        "buffers of NCCL, size unknown.",
+    ]
+    if any(name.startswith(CONVOLUTIONS) for name in names):
+        found.append("Workspace of cuDNN's convolutions: size unknown; freed at once, so it shows in reserved memory.")
+    reserve = rnn_reserve_bytes(trace)
+    if reserve:
+        found.append(
+            f"The reserve that cuDNN's recurrent layers keep for backward is a guess, {reserve / MIB:.1f} MiB in the "
+            "step; their workspace and the state of dropout between layers are unknown."
+        )
+    if any("cudnn_batch_norm" in name for name in names):
+        found.append("The reserve of cuDNN's batch norm is taken as empty; in channels-last layout it may not be.")
+    if any("cudnn_attention_backward" in name for name in names):
+        found.append("Workspace of cuDNN's attention backward: size unknown.")
+    return found
+
+
+def cublas_workspace_bytes(target: Target) -> int:
+    """CUDABlas getChosenWorkspaceSize: 32 MiB from sm90 on, else 4096 KiB * 2 + 16 KiB * 8."""
+    return 32 * MIB if target.capability >= (9, 0) else 8_519_680
+
+
+def rnn_reserve_bytes(trace: Trace) -> int:
+    """The last-but-one new output of each cuDNN op is its reserve; of the first step, as each holds the same."""
+    total: dict[int, int] = defaultdict(int)
+    for op in trace.ops:
+        if op.name.startswith("aten._cudnn_rnn.") and op.outputs:
+            sizes = [trace.storages[trace.values[v].storage] for v in op.outputs if trace.values[v].dtype == "uint8"]
+            total[op.step] += sum(s.nbytes for s in sizes)
+    return total[0]
