@@ -38,6 +38,7 @@ def plan(
     precision: str | None = None,
     device: str | None = None,
     with_loss: bool = False,
+    compiled: bool | str = False,
     time_limit: float = 20.0,
 ) -> Plan:
     """Choose what to recompute so that the peak of the training step meets `budget` at the least extra time.
@@ -49,6 +50,8 @@ def plan(
             "24GiB", a share of the step's own unplanned peak ("80%"), or "min" for the lowest that can be reached.
         with_loss: also plan ops of the loss, outside the model. Such a plan is put in force by `with plan.recompute():`
             around forward and loss, not by `apply_`.
+        compiled: plan for a step under torch.compile: True for Inductor, or a backend's name ("inductor", "aot_eager").
+            The modules that are compiled already are planned as they are, each by itself; else the whole model.
         time_limit: seconds that the solver may take, about; the best plan so far is what comes back.
 
     Raises:
@@ -64,6 +67,13 @@ def plan(
     """
     wanted = parse_budget(budget)
     target = target_device(device)
+    if compiled:
+        from holdover.integrations.planned import plan_compiled  # loads the compiler
+
+        return plan_compiled(
+            model, args, kwargs, budget=wanted, backend="inductor" if compiled is True else compiled, loss=loss,
+            optimizer=optimizer, precision=precision, device=target, with_loss=with_loss, time_limit=time_limit,
+        )  # fmt: skip
     trace = record(
         model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
         corrections=true_outputs,

@@ -60,6 +60,7 @@ class Plan:
         priced: how ops were priced, for example "measured here, 58 of 61 ops".
         saved_bytes, unplanned_saved_bytes: activations saved for backward, with and without the plan.
         with_loss: whether the choices reach into the loss, so that `recompute()` has to be used instead of `apply_`.
+        compiled: the torch.compile backend that the plan was made for ("inductor"); "" for eager mode.
         notes: what a reader should know, such as "the plan buys nothing".
     """
 
@@ -87,6 +88,7 @@ class Plan:
     quiet: tuple[str, ...] = ()
     modules: tuple[ModuleSummary, ...] = ()
     notes: tuple[str, ...] = ()
+    compiled: str = ""
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property

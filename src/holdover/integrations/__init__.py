@@ -1,0 +1,1 @@
+"""holdover inside other software."""

@@ -1,0 +1,97 @@
+"""The private PyTorch names that plans under torch.compile depend on, checked by tests/integrations/test_private_names.py.
+
+The compiler has a public slot for a whole partitioner, and none for the one question that a plan answers: which values
+of forward are saved. PyTorch's own partitioner asks it in one function, `choose_saved_values_set`; everything around
+that question (random states, mutations, symbolic sizes, the order of backward) stays PyTorch's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._functorch.partitioners import NodeInfo, min_cut_rematerialization_partition, must_recompute
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = [
+    "CheckpointPolicy",
+    "CustomPartitionerFn",
+    "NodeInfo",
+    "aot_autograd",
+    "boxed_nop",
+    "choosing",
+    "compile_fx",
+    "compiled_call",
+    "disable_compiler_caches",
+    "fuses",
+    "inductor_config",
+    "is_getitem",
+    "is_optimized_module",
+    "min_cut_rematerialization_partition",
+    "must_recompute",
+    "set_compiled_call",
+]
+
+Choose = Callable[[fx.Graph, NodeInfo, list[fx.Node]], list[fx.Node]]
+
+
+@contextmanager
+def choosing(choose: Choose) -> Iterator[None]:
+    """While PyTorch's partitioner runs inside, `choose` has the last word on what is saved.
+
+    It gets the joint graph, what the partitioner knows of its nodes, and PyTorch's own choice for an unlimited budget.
+    """
+    stock = partitioners.choose_saved_values_set
+
+    def chosen(joint_graph: fx.Graph, node_info: NodeInfo, memory_budget: float = 1) -> list[fx.Node]:
+        return choose(joint_graph, node_info, stock(joint_graph, node_info, memory_budget=memory_budget))
+
+    partitioners.choose_saved_values_set = chosen
+    try:
+        yield
+    finally:
+        partitioners.choose_saved_values_set = stock
+
+
+def disable_compiler_caches() -> AbstractContextManager[Any]:
+    """A graph that comes out of a cache is not partitioned again."""
+    stack = ExitStack()
+    stack.enter_context(inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
+    stack.enter_context(functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
+    return stack
+
+
+def fuses(first: fx.Node, second: fx.Node) -> bool:
+    """Whether Inductor takes the two into one kernel when nothing stands between them, as its partitioner has it."""
+    kinds = partitioners.get_default_op_list()
+    return bool(kinds.is_fusible(first) and kinds.is_fusible(second))
+
+
+def is_optimized_module(module: torch.nn.Module) -> bool:
+    """Whether this is what `torch.compile(module)` returned."""
+    return isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def compiled_call(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """What `module.compile()` made, None if it was not called."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
+    """Compile a module in place, or, with None, let it run in Python again."""
+    module._compiled_call_impl = call  # type: ignore[assignment]
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is operator.getitem

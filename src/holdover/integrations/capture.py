@@ -1,0 +1,353 @@
+"""Record a training step as it runs under the compiler: the ops of its graphs, forward and backward, in their order.
+
+The model is compiled for fake tensors, by a backend that runs the graphs node by node under the recorder. What stands
+outside the graphs (the loss, blocks that are not compiled, autograd's own sums) is recorded as it runs anyway, so the
+trace is of the whole step, as for a plan in eager mode.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from holdover.integrations._torch import (
+    CheckpointPolicy,
+    NodeInfo,
+    aot_autograd,
+    compile_fx,
+    disable_compiler_caches,
+    fuses,
+)
+from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
+from holdover.integrations.partition import Partition
+from holdover.integrations.regions import compile_regions
+from holdover.trace.fake import Faker, unnoticed
+from holdover.trace.fingerprint import fingerprint
+from holdover.trace.graph import Call, Event, Trace
+from holdover.trace.isolate import isolated
+from holdover.trace.record import Corrections, Loss, Step, _run, describe
+from holdover.trace.recorder import Frame, Recorder
+from holdover.trace.replace import replace_tensors
+from holdover.trace.step import OptimizerSpec, autocast_for, check_precision, checked_loss, model_dtype
+
+GRAPH = "graph:"
+"""How the key of a graph's call begins; the graph's fingerprint follows. Calls of equal graphs have the same key."""
+
+INFO = "holdover"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step under the compiler.
+
+    Attributes:
+        trace: the step. The ops of a graph stand in a call whose key is `graph:` and the graph's fingerprint, their
+            index is their place in the joint graph.
+        fused: ops whose results never reach memory, because Inductor has them in the same kernel as their readers.
+        graphs: number of calls of each graph, by fingerprint, in order.
+    """
+
+    trace: Trace
+    fused: frozenset[int]
+    graphs: Mapping[str, int]
+
+
+def capture(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, backend: str,
+    loss: Loss | None = None, optimizer: OptimizerSpec = None, precision: str | None = None,
+    device: torch.device | None = None, corrections: Corrections | None = None,
+) -> Recording:  # fmt: skip
+    """Record the step of `holdover.trace.record.record` as it runs when compiled by `backend`.
+
+    Raises:
+        TraceError: the step fails, or the compiler finds no graph in it that has a backward.
+    """
+    check_precision(precision)
+    faker = Faker(device or torch.device("cpu"))
+    step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
+    return isolated(lambda subject: _capture(subject, backend, faker, corrections), step)
+
+
+def _capture(step: Step, backend: str, faker: Faker, corrections: Corrections | None) -> Recording:
+    described, identity = describe((step.args, step.kwargs)), fingerprint(step.model)
+    step = replace_tensors(step, faker)
+    graphs = Graphs(backend)
+    with torch.random.fork_rng(devices=[]), faker.mode, unnoticed(), disable_compiler_caches():
+        dtype = model_dtype(step.precision)
+        if dtype is not None:
+            step.model.to(dtype)
+            to_dtype = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
+            step.args, step.kwargs = replace_tensors((step.args, step.kwargs), to_dtype)
+        compile_regions(step.model, graphs.backend)
+        _warm_up(step, faker.device)
+        recorder = graphs.recorder = GraphRecorder(real=False, corrections=corrections, known=faker.known)
+        trace = _run(step, recorder, identity, described, faker.device)
+    return graphs.finished(trace)
+
+
+def _warm_up(step: Step, device: torch.device) -> None:
+    """Compile everything, as the first step of training does."""
+    before = [(p, p.grad) for p in step.model.parameters()]
+    with torch.enable_grad():
+        with autocast_for(step.precision, device.type):
+            loss = checked_loss(step.loss, step.model(*step.args, **step.kwargs))
+        loss.backward()
+    for p, grad in before:
+        p.grad = grad
+
+
+class GraphRecorder(Recorder):
+    """Knows which saved tensors belong to which graph's call, and puts their use where the graph uses them.
+
+    The compiled function unpacks all that it saved before its backward graph begins; each is then used, and let go of,
+    in its own time.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.slots_of: dict[int, list[int]] = defaultdict(list)
+        self.saving = self.expected = 0
+        self.unpacking = 0
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        number = len(self.trace.slots)
+        packed = super().pack(tensor)
+        if self.expected and len(self.trace.slots) > number:
+            self.expected -= 1
+            self.trace.slots[number] = replace(self.trace.slots[number], call=self.saving)
+            self.slots_of[self.saving].append(number)
+        return packed
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        tensor = super().unpack(packed)
+        slot = getattr(packed, "slot", None)
+        if slot is not None and self.trace.slots[slot].call in self.slots_of:
+            self.unpacking = self.trace.slots[slot].call
+        return tensor
+
+    def begin_graph(self, info: GraphInfo) -> int:
+        """A graph's forward is called; its saved tensors are told to `pack` right after."""
+        call = len(self.trace.calls)
+        key = f"{GRAPH}{info.joint.fingerprint}"
+        self.trace.calls.append(Call(call, key, key, "graph", self.frames[-1].call))
+        self.frames.append(Frame(call))
+        return call
+
+    def end_graph(self, call: int, saved: int) -> None:
+        self.frames.pop()
+        self.saving, self.expected = call, saved
+
+    def spread(self) -> None:
+        """A graph's backward has run: move the unpacking of each saved tensor to its first use."""
+        slots = set(self.slots_of[self.unpacking])
+        events = self.trace.events
+        start = len(events)
+        for i in range(len(events) - 1, -1, -1):
+            kind, number = events[i]
+            if kind is Event.UNPACK and number in slots:
+                start = i
+            elif kind is Event.PACK:
+                break
+        segment, events[start:] = events[start:], []
+        used = {self.trace.values[v].storage for k, n in segment if k is Event.OP for v in self.trace.ops[n].inputs}
+        waiting: dict[int, list[tuple[Event, int]]] = defaultdict(list)
+        released = [n for k, n in segment if k is Event.RELEASE and n in slots]
+        skip = False
+        for i, (kind, number) in enumerate(segment):
+            if skip:
+                skip = False
+                continue
+            storage = self.trace.values[self.trace.slots[number].value].storage if kind is Event.UNPACK else -1
+            if kind is Event.UNPACK and number in slots and storage in used:
+                waiting[storage].append((kind, number))
+                if segment[i + 1 : i + 2] == [(Event.HOLD, storage)]:
+                    waiting[storage].append((Event.HOLD, storage))
+                    skip = True
+                if number in released:
+                    waiting[storage].append((Event.RELEASE, number))
+                continue
+            if kind is Event.OP:
+                for v in self.trace.ops[number].inputs:
+                    events.extend(waiting.pop(self.trace.values[v].storage, ()))
+            if kind is not Event.RELEASE or number not in slots or not self._spread(number, used):
+                events.append((kind, number))
+
+    def _spread(self, slot: int, used: set[int]) -> bool:
+        return self.trace.values[self.trace.slots[slot].value].storage in used
+
+
+def _let_go_early(trace: Trace) -> None:
+    """A graph's forward returns what it saves, and so holds it to its end; what is not saved goes after its last use.
+
+    Saving and letting go are moved to that place, so that whoever decides against saving sees what that brings.
+    """
+    events = trace.events
+    in_graph = {op.id for op in trace.ops if trace.calls[op.call].key.startswith(GRAPH)}
+    last_use: dict[int, int] = {}
+    next_op = [len(events)] * (len(events) + 1)
+    for i in range(len(events) - 1, -1, -1):
+        next_op[i] = i if events[i][0] is Event.OP else next_op[i + 1]
+    moved: set[int] = set()
+    at: dict[int, list[tuple[Event, int]]] = defaultdict(list)
+    for i, (kind, number) in enumerate(events):
+        if kind is Event.OP and number in in_graph:
+            op = trace.ops[number]
+            last_use.update((trace.values[v].storage, i) for v in (*op.inputs, *op.outputs))
+        elif kind is Event.PACK:
+            value = trace.values[trace.slots[number].value]
+            if value.maker not in in_graph or not trace.calls[trace.slots[number].call].key.startswith(GRAPH):
+                continue
+            place, end = next_op[last_use[value.storage] + 1], next_op[i]
+            drop = next((j for j in range(i, end) if events[j] == (Event.DROP, value.storage)), -1)
+            if drop < 0 or place >= i:
+                continue  # the program goes on holding it
+            moved.add(i)
+            at[place].append(events[i])
+            if drop not in moved:
+                moved.add(drop)
+                at[place].append(events[drop])
+    packs_first = lambda e: e[0] is not Event.PACK  # noqa: E731
+    trace.events = [
+        event for i, own in enumerate(events)
+        for event in (*sorted(at.get(i, ()), key=packs_first), *(() if i in moved else (own,)))
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What the backend knows of a graph that it is given."""
+
+    joint: JointGraph
+    outputs: int  # of forward, without what is saved; -1 for backward
+
+
+@dataclass
+class Graphs:
+    """The backend that runs graphs under a recorder, and what it saw."""
+
+    backend_name: str
+    recorder: GraphRecorder | None = None
+    joint: JointGraph | None = None
+    fused: set[int] = field(default_factory=set)
+
+    def backend(self, gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        if self.backend_name == "inductor":
+            patches = {"custom_partitioner_fn": RecordingPartition(self)}
+            return compile_fx(gm, inputs, inner_compile=self.runner, config_patches=patches)  # type: ignore[no-any-return]
+        kwargs = {"keep_inference_input_mutations": True}
+        return aot_autograd(fw_compiler=self.runner, partition_fn=RecordingPartition(self), **kwargs)(gm, inputs)
+
+    def note(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
+        self.joint = read(graph, info)
+        return stock
+
+    def runner(self, gm: fx.GraphModule, inputs: Any, **_: Any) -> Callable[[list[Any]], Any]:
+        runner = GraphRunner(gm, self)
+
+        def run(args: list[Any]) -> Any:
+            return runner.call(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def finished(self, trace: Trace) -> Recording:
+        """Ops outside of graphs are not the compiler's to make again; fused results take no memory."""
+        for op in trace.ops:
+            if not trace.calls[op.call].key.startswith(GRAPH) and not op.keep:
+                op.keep = "outside of the compiled graphs"
+        written = {before for op in trace.ops for before, _ in op.writes}
+        saved = {trace.values[slot.value].storage for slot in trace.slots}
+        for op in trace.ops:
+            if op.random:
+                op.keep = op.keep or "random"
+            if written.intersection(op.inputs):
+                op.keep = op.keep or "reads an input that the graph writes to"
+            if op.id in self.fused:
+                for v in op.outputs:
+                    if trace.values[v].storage not in saved:
+                        trace.storages[trace.values[v].storage].nbytes = 0
+        _let_go_early(trace)
+        counts: dict[str, int] = defaultdict(int)
+        for call in trace.calls:
+            if call.key.startswith(GRAPH):
+                counts[call.key.removeprefix(GRAPH)] += 1
+        return Recording(trace, frozenset(self.fused), dict(counts))
+
+
+class RecordingPartition(Partition):
+    """Partitions as PyTorch does, and leaves a note on both graphs."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        super().__init__(graphs.note)
+        self.graphs = graphs
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+        self.graphs.joint = None
+        forward, backward = super().__call__(gm, joint_inputs, **kwargs)
+        if self.graphs.joint is not None:
+            forward.meta[INFO] = GraphInfo(self.graphs.joint, kwargs["num_fwd_outputs"])
+            backward.meta[INFO] = GraphInfo(self.graphs.joint, -1)
+        return forward, backward
+
+
+class GraphRunner(fx.Interpreter):
+    """Runs a graph node by node and lets each value go after its last use, as compiled code does."""
+
+    def __init__(self, gm: fx.GraphModule, graphs: Graphs) -> None:
+        super().__init__(gm)
+        self.graphs = graphs
+        self.info: GraphInfo | None = gm.meta.get(INFO)
+        self.inlined = inlined(gm.graph) if graphs.backend_name == "inductor" else frozenset()
+
+    def call(self, args: list[Any]) -> Any:
+        recorder, info = self.graphs.recorder, self.info
+        forward = info is not None and info.outputs >= 0
+        call = recorder.begin_graph(info) if recorder is not None and info is not None and forward else 0
+        out = self.boxed_run(args)
+        self.env = {}
+        if recorder is not None and info is not None:
+            if forward:
+                recorder.end_graph(call, sum(isinstance(t, torch.Tensor) for t in out[info.outputs :]))
+            else:
+                recorder.spread()
+        return out
+
+    def run_node(self, n: fx.Node) -> Any:
+        recorder, info = self.graphs.recorder, self.info
+        if recorder is None or n.op != "call_function":
+            return super().run_node(n)
+        first = len(recorder.trace.ops)
+        if info is not None and info.outputs >= 0:
+            recorder.frames[-1].index = info.joint.numbers.get(n.name, 0)
+        result = super().run_node(n)
+        ops = recorder.trace.ops[first:]
+        for op in ops:
+            if info is None or n.name not in info.joint.numbers or len(ops) > 1:
+                op.keep = op.keep or "no op of its own in the joint graph"
+            elif info.outputs >= 0:
+                op.keep = op.keep or info.joint.pinned.get(info.joint.numbers[n.name], "")
+            if n.name in self.inlined:
+                self.graphs.fused.add(op.id)
+        return result
+
+
+def inlined(graph: fx.Graph) -> frozenset[str]:
+    """Nodes that Inductor computes inside the kernels of their readers: all of these fuse, and nothing that does not
+    fuse runs between.
+    """
+    nodes = list(graph.nodes)
+    era: dict[fx.Node, int] = {}
+    now = 0
+    for node in nodes:
+        era[node] = now
+        now += node.op == "call_function" and holds_tensors(node) and not fuses(node, node)
+    return frozenset(
+        node.name
+        for node in nodes
+        if node.op == "call_function" and node.users and all(fuses(node, u) and era[u] == era[node] for u in node.users)
+    )

@@ -1,0 +1,105 @@
+"""Plans under torch.compile: the backend that follows one, and putting it on a model.
+
+    plan = holdover.plan(model, args, budget="2GiB", compiled=True)
+    holdover.apply_(model, plan)            # or: torch.compile(model, backend=backend(plan))
+
+The plan's choices go in through PyTorch's own slot for a partition function, so everything else about the compiled
+code is the compiler's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from holdover.errors import ApplyError
+from holdover.integrations._torch import NodeInfo, aot_autograd, boxed_nop, compile_fx
+from holdover.integrations.capture import GRAPH
+from holdover.integrations.joint_graph import read, saved_values
+from holdover.integrations.partition import Partition
+from holdover.integrations.regions import compile_regions
+
+if TYPE_CHECKING:
+    from holdover.planning.plan import Plan
+
+
+class PlannedBackend:
+    """A backend for `torch.compile` that follows a plan. Made by `backend`.
+
+    Attributes:
+        plan: the plan.
+        matched, unmatched: fingerprints of the graphs compiled so far that the plan knows, and does not.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.matched: list[str] = []
+        self.unmatched: list[str] = []
+        self._scripts = {call.removeprefix(GRAPH): ops for call, ops in plan.script.items()}
+        told = json.dumps([plan.compiled, sorted((c.call, c.index) for c in plan.choices)])
+        self._partition = Partition(self._choose, ("holdover", hashlib.sha256(told.encode()).hexdigest()))
+
+    def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **kwargs: Any) -> Callable[..., Any]:
+        if self.plan.compiled == "inductor":
+            return compile_fx(gm, inputs, config_patches={"custom_partitioner_fn": self._partition, **kwargs})  # type: ignore[no-any-return]
+        return aot_autograd(
+            fw_compiler=boxed_nop, partition_fn=self._partition, keep_inference_input_mutations=True
+        )(gm, inputs)
+
+    def _choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
+        joint = read(graph, info)
+        script = self._scripts.get(joint.fingerprint)
+        if script is None:
+            self.unmatched.append(joint.fingerprint)
+            if self._scripts and not self.matched and len(self.unmatched) == 1:
+                warnings.warn(_unknown_graph(self.plan, joint.fingerprint), stacklevel=2)
+            return stock
+        self.matched.append(joint.fingerprint)
+        return saved_values(graph, info, stock, frozenset(script), joint.numbers)
+
+
+def _unknown_graph(plan: Plan, fingerprint: str) -> str:
+    return (
+        f"torch.compile made a graph ({fingerprint}) that the plan for this {plan.model} does not know, and compiles it "
+        f"without recomputation. The plan is for {plan.inputs or 'no inputs'}; it knows "
+        f"{', '.join(sorted({c.call.removeprefix(GRAPH) for c in plan.choices}))}. What is compiled (whole model or "
+        "single blocks), train and eval mode, precision and which parameters are trained must be as when it was planned"
+    )
+
+
+def backend(plan: Plan) -> PlannedBackend:
+    """The backend that makes compiled code follow `plan`, for `torch.compile(model, backend=backend(plan))`.
+
+    Args:
+        plan: from `holdover.plan(..., compiled=...)`. It is for whatever was compiled when it was made: the whole
+            model, or each of the modules that were compiled by themselves.
+
+    Raises:
+        ApplyError: the plan was made for eager mode.
+
+    >>> import torch, holdover
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+    >>> x = torch.ones(100, 8)
+    >>> plan = holdover.plan(model, (x,), budget="min", compiled="aot_eager")
+    >>> torch.compile(model, backend=backend(plan))(x).shape
+    torch.Size([100, 1])
+    """
+    if not plan.compiled:
+        raise ApplyError(
+            "this plan was made for eager mode, and torch.compile needs one of the compiler's graphs: "
+            "plan again with compiled=True"
+        )
+    return PlannedBackend(plan)
+
+
+def compile_planned(model: torch.nn.Module, plan: Plan) -> PlannedBackend:
+    """Compile the model, in place, by the plan's backend: the modules that are compiled already, else all of it."""
+    planned = backend(plan)
+    compile_regions(model, planned)
+    return planned

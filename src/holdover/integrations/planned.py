@@ -1,0 +1,129 @@
+"""Plans for steps under torch.compile: the problem of `holdover.planning`, on the ops of the compiler's graphs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from holdover.cost.measured import price
+from holdover.errors import ApplyError, PlanError, TraceError
+from holdover.integrations.capture import GRAPH, Recording, capture
+from holdover.memory.estimate import workspaces
+from holdover.memory.workspace import true_outputs
+from holdover.planning import milp
+from holdover.planning.api import below_floor
+from holdover.planning.bound import bound_seconds
+from holdover.planning.describe import described
+from holdover.planning.plan import Plan
+from holdover.planning.problem import Problem, build
+from holdover.planning.search import Candidate, Search
+from holdover.trace.graph import Phase
+from holdover.trace.record import Loss
+from holdover.trace.step import OptimizerSpec
+
+BACKENDS = ("inductor", "aot_eager")
+
+
+def plan_compiled(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, budget: int | float | str,
+    backend: str, loss: Loss | None, optimizer: OptimizerSpec, precision: str | None, device: torch.device | None,
+    with_loss: bool, time_limit: float,
+) -> Plan:  # fmt: skip
+    """`holdover.plan` for a step that `backend` compiles; `budget` as `units.parse_budget` returns it.
+
+    Raises:
+        PlanError: an unknown backend, or a plan that is to reach into the loss.
+        ApplyError: the model follows a plan for eager mode.
+        TraceError: nothing of the step is compiled into a graph with a backward.
+        BudgetError: as for `holdover.plan`.
+    """
+    if backend not in BACKENDS:
+        raise PlanError(f"compiled={backend!r}: plans are made for the backends {', '.join(BACKENDS)}.")
+    if with_loss:
+        raise PlanError(
+            "with_loss=True plans the loss's own ops, and under the compiler a plan reaches only what is compiled: "
+            "put the loss into the module that is compiled instead."
+        )
+    recording = capture(
+        model, args, kwargs, backend=backend, loss=loss, optimizer=optimizer, precision=precision, device=device,
+        corrections=true_outputs,
+    )  # fmt: skip
+    if not recording.graphs:
+        raise TraceError(
+            f"torch.compile made no graph with a backward of this {type(model).__name__}: there is nothing to plan. "
+            "Frozen parameters, a graph break at every op or torch.compiler.disable may be why."
+        )
+    return _solved(recording, budget, backend, precision, time_limit)
+
+
+def _solved(
+    recording: Recording, budget: int | float | str, backend: str, precision: str | None, time_limit: float
+) -> Plan:
+    trace = recording.trace
+    workspace, unknown = workspaces(trace)
+    problem, priced = _priced(recording, workspace)
+    search = GraphSearch(problem, workspace, same_places(problem), seconds=time_limit)
+    plain = search.judge(())
+    limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
+    fits = limit is not None and plain.peak_bytes <= limit
+    floor = search.lowest()
+    if limit is not None and limit < floor.peak_bytes and not fits:
+        raise below_floor(trace, search, floor, plain, limit)
+    least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else floor.peak_bytes)
+    best = plain if fits else floor if limit is None else search.cheapest(limit, floor, least)
+    best = search.judge(search.closed(best.recorded))
+    plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
+    notes = [*plan.notes, *_graph_notes(recording)]
+    return replace(plan, choices=tuple(dict.fromkeys(plan.choices)), quiet=(), compiled=backend, notes=tuple(notes))
+
+
+def _graph_notes(recording: Recording) -> list[str]:
+    graphs = recording.graphs
+    if list(graphs.values()) == [1]:
+        return []
+    calls = ", ".join(f"{name} ({number} calls)" if number > 1 else name for name, number in graphs.items())
+    return [f"{len(graphs)} compiled graphs: {calls}. Calls of one graph share its choices."]
+
+
+def _priced(recording: Recording, workspace: Mapping[int, int]) -> tuple[Problem, str]:
+    """The problem with each op's cost on this machine; what is computed inside another op's kernel is free."""
+    trace = recording.trace
+    costs = price(trace.signatures, device=trace.storages[0].device if trace.storages else "cpu")
+    seconds = {i: c.seconds for i, c in enumerate(costs)}
+    problem = build(trace, seconds, workspace)
+    free = sum(seconds[trace.ops[o].signature] for o in recording.fused if o in problem.positions)
+    problem.cost = {o: 0.0 if o in recording.fused else c for o, c in problem.cost.items()}
+    problem.step_seconds -= free
+    measured = sum(c.source == "measured" for c in costs)
+    return problem, f"{measured} of {len(costs)} distinct ops measured here, the rest modelled"
+
+
+def same_places(problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Op -> the ops at the same place in every call of an equal graph, in all steps."""
+    trace = problem.trace
+    by_place: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    places = {}
+    for op in trace.ops:
+        key = trace.calls[op.call].key
+        if op.index >= 0 and op.phase is not Phase.BACKWARD and key.startswith(GRAPH) and not op.keep:
+            places[op.id] = (key, op.index, op.name)
+            by_place[places[op.id]].append(op.id)
+    return {o: tuple(by_place[place]) for o, place in places.items() if o in problem.positions}
+
+
+class GraphSearch(Search):
+    """A search in which the calls of one graph are decided together, since they run the same compiled code."""
+
+    def closed(self, recorded: frozenset[int]) -> frozenset[int]:
+        """With the twins of each op in the step planned for."""
+        positions = self.problem.positions
+        return frozenset(twin for o in recorded for twin in self.everywhere[o] if twin in positions)
+
+    def model(self, part: Mapping[int, int], near: Candidate | None = None) -> milp.Model:
+        tied = {o: self.everywhere[o][-1] for o in self.problem.eligible}
+        assumed = self.closed(near.recorded) if near is not None else None
+        return milp.build_model(self.problem, part, tied, assumed)
