@@ -5,11 +5,13 @@ from __future__ import annotations
 from holdover.cli.common import (
     BatchOption,
     DeviceOption,
+    DevicesOption,
     JsonOption,
     ModelArgument,
     OptimizerOption,
     PrecisionOption,
     SeqOption,
+    add_devices,
     fails_politely,
     named_optimizer,
     show,
@@ -24,6 +26,7 @@ def estimate(
     optimizer: OptimizerOption = "adamw",
     precision: PrecisionOption = None,
     device: DeviceOption = None,
+    devices: DevicesOption = None,
     batch: BatchOption = 8,
     seq: SeqOption = None,
     as_json: JsonOption = False,
@@ -31,8 +34,12 @@ def estimate(
     """Tell what a training step will hold in memory, before it runs."""
     import holdover
     from holdover.cli.model_spec import load
+    from holdover.memory.on_card import place_of
     from holdover.report.estimate_view import estimate_view
 
+    add_devices(devices)
+    if device is not None:
+        place_of(device)  # a wrong name is told before the work
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=True)
     with stage("recording the step"):

@@ -65,8 +65,8 @@ def efficiency_of(signature: Signature, card: Card) -> Efficiency:
 def rate_of(signature: Signature, card: Card) -> str:
     """The dtype whose rate binds the op's arithmetic: that of its first floating tensor.
 
-    As PyTorch is set by default, float32 convolutions and RNNs run in TF32 where the card has it, matrix products do not.
-    What the card has no units for runs at its float32 rate.
+    As PyTorch is set by default, float32 convolutions and RNNs run in TF32 where the card has it, and matrix products
+    do not. What the card has no units for runs at its float32 rate.
 
     >>> from holdover.cost.devices import card
     >>> from holdover.trace.graph import TensorSpec

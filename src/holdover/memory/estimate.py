@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+from holdover.cost.devices import Card
 from holdover.errors import DeviceError
+from holdover.memory.card_workspace import card_workspace_bytes
+from holdover.memory.on_card import CardMemory, card_memory, place_of
 from holdover.memory.simulate import CATEGORIES, Timeline, phase_peaks, simulate
 from holdover.memory.workspace import true_outputs, workspace_bytes
 from holdover.trace.graph import Category, Phase, Trace
@@ -70,6 +73,8 @@ class Estimate:
         temporaries_bytes: live at the peak, neither saved nor any of the others; workspace of kernels included.
         inputs_bytes: the model's arguments.
         first_step_peak_bytes, later_step_peak_bytes: the peaks of the first step and of every later one.
+        on_card: what a CUDA card shows: allocated and reserved by PyTorch's allocator, taken by the process. None for a
+            step on the CPU.
         uncertainties: what the numbers leave out.
     """
 
@@ -89,6 +94,7 @@ class Estimate:
     inputs_bytes: int
     first_step_peak_bytes: int
     later_step_peak_bytes: int
+    on_card: CardMemory | None = None
     notes: tuple[str, ...] = ()
     uncertainties: tuple[str, ...] = ()
     trace: Trace = field(repr=False)
@@ -101,6 +107,16 @@ class Estimate:
     @property
     def peak_phase(self) -> str:
         return self.peak.phase.value
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What PyTorch reserves on the card at most, as `torch.cuda.max_memory_reserved()`; None without a card."""
+        return None if self.on_card is None else self.on_card.reserved_bytes
+
+    @property
+    def process_bytes(self) -> tuple[int, int] | None:
+        """What nvidia-smi shows for the process, least and most; None without a card."""
+        return None if self.on_card is None else self.on_card.process_bytes
 
     def by_module(self) -> list[ModuleRow]:
         """A row per module that has weights or saves activations, in order of first use."""
@@ -133,6 +149,7 @@ class Estimate:
                 "step": self.peak.step, "op": self.peak.op, "module": self.peak.module,
                 "parts": {k.value: n for k, n in self.peak.parts.items()},
             },
+            "on_card": None if self.on_card is None else self.on_card.to_dict(),
             "notes": list(self.notes),
             "uncertainties": list(self.uncertainties),
             "modules": [vars_of(r) for r in self.by_module()],
@@ -173,11 +190,13 @@ def estimate(
         optimizer: None (forward, loss and backward only), a name ("adamw"), a `params -> Optimizer` callable, or an
             Optimizer. With one, two steps are looked at: the optimizer's state exists only in the second.
         precision: None, "32-true", "bf16-mixed", "bf16-true", "16-mixed" or "16-true".
-        device: None, for the device of the tensors, or "cpu".
+        device: None, for the device of the tensors; "cpu"; or a CUDA card that need not be here, by its name in the
+            table of `holdover devices`, such as "h100-80gb". The allocator is then set as `PYTORCH_CUDA_ALLOC_CONF`
+            says in this process.
 
     Raises:
         TraceError: the step fails, or gives no loss.
-        DeviceError: a device that is not supported.
+        DeviceError: an unknown device; says which are known.
 
     >>> import torch
     >>> e = estimate(torch.nn.Linear(100, 10, bias=False), (torch.ones(5, 100),))
@@ -186,27 +205,30 @@ def estimate(
     >>> sum(e.peak.parts.values()) == e.peak_bytes
     True
     """
-    target = target_device(device)
+    place = place_of(device)
     trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
-        corrections=true_outputs,
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
+        corrections=true_outputs, target=place.target,
     )  # fmt: skip
-    return estimate_of(trace, precision=precision)
+    return estimate_of(trace, precision=precision, card=place.card)
 
 
 def target_device(device: str | None) -> torch.device | None:
-    """The device that a name stands for; only what the tensors are on, and the CPU, can be estimated so far."""
-    if device is None:
-        return None
-    if device == "cpu":
-        return torch.device("cpu")
-    raise DeviceError(f"Unknown device {device!r}: only 'cpu' can be estimated without being the tensors' own device.")
+    """The device of this machine that a name stands for.
+
+    Raises:
+        DeviceError: an unknown device, or a card, for callers that cannot work for one.
+    """
+    place = place_of(device)
+    if place.card is not None:
+        raise DeviceError(f"device={device!r}: only a device of this machine can be worked for here, such as 'cpu'")
+    return place.device
 
 
 def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
     """Bytes that kernels allocate inside, by signature, and what is not known about them."""
     device = trace.storages[0].device if trace.storages else "cpu"
-    known: dict[int, int] = {}
+    known: dict[int, int] = card_workspace_bytes(trace.signatures) if device.startswith("cuda") else {}
     unknown: dict[str, int] = defaultdict(int)
     for number, nbytes in workspace_bytes(trace.signatures, device).items():
         if nbytes is None:
@@ -216,8 +238,8 @@ def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
     return known, [f"Workspace of {name} is unknown ({n} shapes) and not counted." for name, n in unknown.items()]
 
 
-def estimate_of(trace: Trace, *, precision: str | None = None) -> Estimate:
-    """The estimate that a recorded step amounts to."""
+def estimate_of(trace: Trace, *, precision: str | None = None, card: Card | None = None) -> Estimate:
+    """The estimate that a recorded step amounts to, on the card that it was recorded for."""
     workspace, unknown = workspaces(trace)
     timeline = simulate(trace, workspace=workspace)
     by_category: dict[Category, int] = defaultdict(int)
@@ -231,10 +253,12 @@ def estimate_of(trace: Trace, *, precision: str | None = None) -> Estimate:
     peak = peak_of(trace, timeline)
     existing = [s for s in trace.storages if s.category in (Category.PARAMETER, Category.BUFFER)]
     gradients = {(s.name, s.nbytes) for s in trace.storages if s.category is Category.GRADIENT}
+    on_card = None if card is None else card_memory(trace, card, workspace=workspace)
+    remarks = [] if on_card is None else on_card.remarks()
     return Estimate(
         model=trace.model, inputs=trace.inputs, optimizer=trace.optimizer, precision=precision or "as given",
-        device=trace.storages[0].device if trace.storages else "cpu", recorded_on=trace.recorded_on,
-        peak=peak,
+        device=card.name if card is not None else trace.storages[0].device if trace.storages else "cpu",
+        recorded_on=trace.recorded_on, peak=peak,
         weights_bytes=sum(s.nbytes for s in existing),
         gradients_bytes=sum(nbytes for _, nbytes in gradients),
         optimizer_bytes=by_category[Category.OPTIMIZER],
@@ -243,7 +267,8 @@ def estimate_of(trace: Trace, *, precision: str | None = None) -> Estimate:
         temporaries_bytes=peak.parts[Category.TEMPORARY],
         inputs_bytes=by_category[Category.INPUT],
         first_step_peak_bytes=by_step.get(0, 0), later_step_peak_bytes=by_step.get(last, 0),
-        notes=tuple(trace.notes), uncertainties=(*trace.uncertainties, *unknown), trace=trace, timeline=timeline,
+        on_card=on_card, notes=tuple(trace.notes), uncertainties=(*trace.uncertainties, *unknown, *remarks),
+        trace=trace, timeline=timeline,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from holdover.units import binary_unit, format_bytes, format_parts
 
 if TYPE_CHECKING:
     from holdover.memory.estimate import Estimate, ModuleRow
+    from holdover.memory.on_card import CardMemory
 
 
 def estimate_view(estimate: Estimate) -> Group:
@@ -34,6 +35,7 @@ def estimate_view(estimate: Estimate) -> Group:
     )
     blocks: list[RenderableType] = [
         head,
+        *([_card_table(estimate.on_card)] if estimate.on_card is not None else []),
         parts_table({kind.value: n for kind, n in peak.parts.items()}, "at the peak", unit),
         _over_time(estimate),
         _layers_table(estimate),
@@ -42,6 +44,32 @@ def estimate_view(estimate: Estimate) -> Group:
     blocks += [Text(f"note: {note}", style="dim") for note in estimate.notes]
     blocks += [Text(f"uncertain: {what}", style="red") for what in estimate.uncertainties]
     return Group(*blocks)
+
+
+def _card_table(on_card: CardMemory) -> Table:
+    """Allocated, reserved and the process, beside what the card has; then the phases of the last step."""
+    unit = binary_unit(on_card.usable_bytes)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    cublas = f"of it cuBLAS's workspace {format_bytes(on_card.cublas_bytes)}" if on_card.cublas_bytes else ""
+    settings = f" ({on_card.settings})" if on_card.settings else ""
+    low, high = on_card.process_bytes
+    rows = [
+        (f"allocated on {on_card.card}", format_bytes(on_card.allocated_bytes, unit), cublas),
+        ("reserved", format_bytes(on_card.reserved_bytes, unit), f"by PyTorch's allocator{settings}"),
+        ("process", format_bytes(high, unit), f"in nvidia-smi, {format_bytes(low, unit)} at least: with the context"),
+        ("the card has", format_bytes(on_card.usable_bytes, unit), "enough" if on_card.fits else "too little"),
+    ]
+    last = max((p.step for p in on_card.phases), default=0)
+    for phase in on_card.phases:
+        if phase.step == last:
+            reserved = f"reserved {format_bytes(phase.reserved_bytes, unit)}"
+            rows.append((f"  allocated in {phase.phase.value}", format_bytes(phase.allocated_bytes, unit), reserved))
+    for name, figure, remark in rows:
+        table.add_row(name, Text(figure, style="bold yellow" if name == "reserved" else ""), remark)
+    return table
 
 
 def _over_time(estimate: Estimate) -> Group:
