@@ -200,7 +200,7 @@ def _run(
     model, trace = step.model, recorder.trace
     dtype = model_dtype(step.precision)
     if dtype is not None:
-        model.to(dtype)
+        _convert(model, dtype)
         to_dtype = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
         step.args, step.kwargs = replace_tensors((step.args, step.kwargs), to_dtype)
     trace.model, trace.fingerprint, trace.inputs = type(model).__name__, identity, described
@@ -221,6 +221,19 @@ def _run(
     for value in trace.values:
         value.escapes = recorder.escaped.get(value.storage, "")
     return trace
+
+
+def _convert(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """`model.to(dtype)`, which refuses fake parameters whenever something holds a weak reference to them."""
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            if p.is_floating_point() and not torch.nn.parameter.is_lazy(p):
+                p.data = p.data.to(dtype)
+                if p.grad is not None:
+                    p.grad = p.grad.to(dtype)
+        for name, b in module.named_buffers(recurse=False):
+            if b.is_floating_point() and not torch.nn.parameter.is_lazy(b):
+                module._buffers[name] = b.to(dtype)
 
 
 def _name_activations(trace: Trace) -> None:

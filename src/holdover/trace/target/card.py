@@ -12,8 +12,8 @@ class Target:
     Attributes:
         name: for the reader ("h100-80gb").
         capability: compute capability, (9, 0) for an H100.
-        cudnn: version of cuDNN as `torch.backends.cudnn.version()` gives it; 0 for none. The default is that of the
-            CUDA wheels of PyTorch 2.13.
+        cudnn: version of cuDNN as `torch.backends.cudnn.version()` gives it; 0 for none. PyTorch's wheels for CUDA 13
+            bring 9.15.1 or later, which takes over attention on some cards; those for CUDA 12 bring earlier ones.
 
     >>> Target("a100-80gb", (8, 0)).capability
     (8, 0)

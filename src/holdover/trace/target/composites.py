@@ -39,10 +39,6 @@ def dropout(target: Target, input: torch.Tensor, p: float, train: bool) -> torch
     return out
 
 
-def batch_norm(target: Target, *args: Any) -> torch.Tensor:
-    return batch_norm_impl_index(target, *args)[0] if args[0].numel() else composite(aten.batch_norm.default, *args)
-
-
 def batch_norm_impl_index(
     target: Target,
     input: torch.Tensor,
@@ -55,9 +51,7 @@ def batch_norm_impl_index(
     eps: float,
     cudnn_enabled: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    if batch_norm_is_cudnn(
-        input, weight, bias, running_mean, running_var, training, eps, cudnn_enabled, target
-    ):
+    if batch_norm_is_cudnn(input, weight, bias, running_mean, running_var, training, eps, cudnn_enabled, target):
         channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
         last = channels_last is not None and input.is_contiguous(memory_format=channels_last)
         if not (last or input.is_contiguous()):
@@ -137,7 +131,6 @@ def to_device(
 COMPOSITES: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "dropout": dropout,
-    "batch_norm": batch_norm,
     "_batch_norm_impl_index": batch_norm_impl_index,
     "softmax.int": partial(softmax, aten.softmax.int, aten._softmax),
     "log_softmax.int": partial(softmax, aten.log_softmax.int, aten._log_softmax),

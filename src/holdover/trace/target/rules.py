@@ -151,8 +151,8 @@ def attention_backend(call: Attention, target: Target) -> str:
 
 
 def attention_order(target: Target) -> tuple[str, ...]:
-    """cuDNN comes first on sm90 and sm10x from cuDNN 9.15.1 on (sdp_utils.cpp check_prefer_cudnn_attention)."""
-    if target.cudnn > 91500 and target.capability[0] in (9, 10):
+    """cuDNN comes first on sm90, sm100 and sm103 from cuDNN 9.15.1 on (sdp_utils.cpp check_prefer_cudnn_attention)."""
+    if target.cudnn > 91500 and target.capability in ((9, 0), (10, 0), (10, 3)):
         return (CUDNN, FLASH, EFFICIENT, MATH)
     return (FLASH, EFFICIENT, MATH, CUDNN)
 
@@ -259,7 +259,7 @@ def mask_fits(call: Attention) -> bool:
     mask, q, k = call.mask, call.query, call.key
     if mask is None or mask.requires_grad or mask.dim() not in (2, 4):
         return mask is None
-    wanted = (q.size(0), q.size(1), q.size(2), k.size(2))[-mask.dim():]
+    wanted = (q.size(0), q.size(1), q.size(2), k.size(2))[-mask.dim() :]
     return all(have in (want, 1) for have, want in zip(mask.shape, wanted, strict=True))
 
 
