@@ -11,11 +11,13 @@ import typer
 from holdover.cli.common import (
     BatchOption,
     DeviceOption,
+    DevicesOption,
     JsonOption,
     ModelArgument,
     OptimizerOption,
     PrecisionOption,
     SeqOption,
+    add_devices,
     check_writable,
     fails_politely,
     named_optimizer,
@@ -33,6 +35,16 @@ BudgetOption = Annotated[
 ]
 
 
+BudgetKindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget-kind",
+        help="On a card, what the budget is for: reserved (bytes are then for the whole process) or allocated. "
+        "[default: reserved]",
+    ),
+]
+
+
 @fails_politely
 def plan(
     model: ModelArgument,
@@ -43,6 +55,8 @@ def plan(
     optimizer: OptimizerOption = "adamw",
     precision: PrecisionOption = None,
     device: DeviceOption = None,
+    devices: DevicesOption = None,
+    budget_kind: BudgetKindOption = None,
     batch: BatchOption = 8,
     seq: SeqOption = None,
     as_json: JsonOption = False,
@@ -50,10 +64,14 @@ def plan(
     """Choose what to recompute so that the step's peak meets a budget at the least extra time."""
     import holdover
     from holdover.cli.model_spec import load
+    from holdover.memory.on_card import place_of
+    from holdover.planning.on_card import budget_kind_of
     from holdover.report.plan_view import plan_view
     from holdover.units import parse_budget
 
     parse_budget(budget)
+    add_devices(devices)
+    budget_kind_of(budget_kind, place_of(device).card)  # what is wrong is told before the work
     if output is not None:
         check_writable(output)
     with stage(f"building {model}"):
@@ -64,6 +82,7 @@ def plan(
             step.args,
             step.kwargs,
             budget=int(budget) if budget.isdecimal() else budget,
+            budget_kind=budget_kind,
             loss=step.loss,
             optimizer=named_optimizer(optimizer),
             precision=precision,

@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
+from holdover.cost.devices import Card
 from holdover.cost.measured import price, replay_overhead_seconds
-from holdover.errors import BudgetError
-from holdover.memory.estimate import peak_of, target_device, workspaces
+from holdover.cost.roofline import modelled
+from holdover.errors import BudgetError, PlanError
+from holdover.memory.estimate import peak_of, workspaces
+from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
 from holdover.planning.bound import bound_seconds
 from holdover.planning.describe import described
+from holdover.planning.on_card import CardBudget, budget_kind_of
 from holdover.planning.packing import packable
 from holdover.planning.plan import Plan
 from holdover.planning.problem import Problem, build
@@ -33,6 +37,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: int | str,
+    budget_kind: str | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerSpec = None,
     precision: str | None = None,
@@ -48,6 +53,8 @@ def plan(
             an optimizer its state and step are part of the peak.
         budget: bytes of everything live at once (weights, gradients, optimizer state, inputs, activations): an int,
             "24GiB", a share of the step's own unplanned peak ("80%"), or "min" for the lowest that can be reached.
+        budget_kind: what the budget is for on a card: "reserved" (the default there; bytes are then for the whole
+            process, the CUDA context is set aside) or "allocated".
         with_loss: also plan ops of the loss, outside the model. Such a plan is put in force by `with plan.recompute():`
             around forward and loss, not by `apply_`.
         compiled: plan for a step under torch.compile: True for Inductor, or a backend's name ("inductor", "aot_eager").
@@ -66,28 +73,37 @@ def plan(
     True
     """
     wanted = parse_budget(budget)
-    target = target_device(device)
+    place = place_of(device)
+    budget_kind = budget_kind_of(budget_kind, place.card)
+    if compiled and place.card is not None:
+        raise PlanError(f"compiled: the compiler's kernels for {place.card.name} are not known without that card.")
     if compiled:
         from holdover.integrations.planned import plan_compiled  # loads the compiler
 
         return plan_compiled(
             model, args, kwargs, budget=wanted, backend="inductor" if compiled is True else compiled, loss=loss,
-            optimizer=optimizer, precision=precision, device=target, with_loss=with_loss, time_limit=time_limit,
+            optimizer=optimizer, precision=precision, device=place.device, with_loss=with_loss, time_limit=time_limit,
         )  # fmt: skip
     trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target,
-        corrections=true_outputs,
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
+        corrections=true_outputs, target=place.target,
     )  # fmt: skip
-    return plan_of(trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
+    return plan_of(
+        trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card,
+        budget_kind=budget_kind,
+    )  # fmt: skip
 
 
 def plan_of(
     trace: Trace, budget: int | float | str, *, precision: str | None = None, with_loss: bool = False,
-    time_limit: float = 20.0,
+    time_limit: float = 20.0, card: Card | None = None, budget_kind: str | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan for a recorded step; `budget` as `units.parse_budget` returns it."""
+    """The plan for a recorded step; `budget` as `units.parse_budget` returns it, `card` the one it was recorded for."""
     workspace, unknown = workspaces(trace)
-    problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
+    problem, priced = priced_problem(trace, workspace, with_loss=with_loss, card=card)
+    if card is not None:
+        account = CardBudget(card, budget_kind_of(budget_kind, card), budget)
+        return _plan_on_card(trace, problem, workspace, account, priced, precision, unknown, time_limit)
     search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
@@ -104,8 +120,35 @@ def plan_of(
     )  # fmt: skip
 
 
-def priced_problem(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) -> tuple[Problem, str]:
-    """The problem with each op's cost on this machine, and how the costs came about."""
+def _plan_on_card(
+    trace: Trace, problem: Problem, workspace: Mapping[int, int], account: CardBudget, priced: str,
+    precision: str | None, unknown: list[str], time_limit: float,
+) -> Plan:  # fmt: skip
+    """The same where the budget is for what a card's allocator shows."""
+    search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
+    plain = search.judge(())
+    limit = account.limit(search, plain)
+    fits = limit is not None and account.counted(search, plain) <= limit
+    search, floor = lowest_of(search, problem, with_loss=problem.with_loss)
+    if fits:
+        search = Search(problem, workspace, search.everywhere)
+        best, least = plain, 0.0
+    elif limit is None:
+        best, least = floor, bound_seconds(problem, floor.peak_bytes)
+    else:
+        least = bound_seconds(problem, limit)  # whatever keeps within it on the card has fewer bytes of tensors
+        best = account.cheapest(search, floor, limit, least)
+    plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
+    return account.described(plan, search, best, limit)
+
+
+def priced_problem(
+    trace: Trace, workspace: Mapping[int, int], *, with_loss: bool, card: Card | None = None
+) -> tuple[Problem, str]:
+    """The problem with each op's cost on this machine, or on a card that is not here, and how the costs came about."""
+    if card is not None:
+        seconds = {i: c.seconds for i, c in enumerate(modelled(trace.signatures, card))}
+        return build(trace, seconds, workspace, with_loss=with_loss), f"modelled for {card.name} from FLOPs and bytes"
     device = trace.storages[0].device if trace.storages else "cpu"
     costs = price(trace.signatures, device=device)
     overhead = replay_overhead_seconds(device)

@@ -61,6 +61,10 @@ class Plan:
         saved_bytes, unplanned_saved_bytes: activations saved for backward, with and without the plan.
         with_loss: whether the choices reach into the loss, so that `recompute()` has to be used instead of `apply_`.
         compiled: the torch.compile backend that the plan was made for ("inductor"); "" for eager mode.
+        budget_kind: what the budget is for: "allocated" memory, or what PyTorch's allocator has "reserved".
+        allocated_bytes, reserved_bytes: what a card's allocator shows at most under the plan, `unplanned_` without it;
+            None for a plan made for the CPU. `predicted_peak_bytes` counts the tensors alone, not rounded up, without
+            cuBLAS's workspace.
         notes: what a reader should know, such as "the plan buys nothing".
     """
 
@@ -88,6 +92,11 @@ class Plan:
     quiet: tuple[str, ...] = ()
     modules: tuple[ModuleSummary, ...] = ()
     notes: tuple[str, ...] = ()
+    budget_kind: str = "allocated"
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    unplanned_allocated_bytes: int | None = None
+    unplanned_reserved_bytes: int | None = None
     compiled: str = ""
     schema_version: int = field(default=SCHEMA_VERSION)
 
@@ -192,3 +201,22 @@ class Plan:
         from holdover.report.text import render_plan
 
         return render_plan(self)
+
+    def to_html(self, estimate: Any = None) -> str:
+        """The report page for this plan: one self-contained file as text.
+
+        Args:
+            estimate: the `Estimate` of the same step, with which the page shows memory over time and each tensor's
+                life under the plan. A plan alone has only its promise and its choices.
+
+        Raises:
+            PlanError: the estimate is of another model or other inputs.
+        """
+        from holdover.report.html.page import plan_page
+
+        return plan_page(self, estimate)
+
+    def _repr_html_(self) -> str:
+        from holdover.report.html.notebook import plan_fragment
+
+        return plan_fragment(self)

@@ -45,10 +45,15 @@ def _promises(plan: Plan, unit: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("", "unplanned", "planned", "change"):
         table.add_column(name, justify="right" if name else "left")
-    for name, before, after in (
-        ("peak memory", plan.unplanned_peak_bytes, plan.predicted_peak_bytes),
-        ("saved for backward", plan.unplanned_saved_bytes, plan.saved_bytes),
+    rows = [("peak memory", plan.unplanned_peak_bytes, plan.predicted_peak_bytes)]
+    for name, unplanned, planned_bytes in (
+        ("  allocated", plan.unplanned_allocated_bytes, plan.allocated_bytes),
+        ("  reserved", plan.unplanned_reserved_bytes, plan.reserved_bytes),
     ):
+        if unplanned is not None and planned_bytes is not None:
+            rows.append((f"{name} on {plan.device}", unplanned, planned_bytes))
+    rows.append(("saved for backward", plan.unplanned_saved_bytes, plan.saved_bytes))
+    for name, before, after in rows:
         change = format_share(after / before - 1, sign=True) if before else ""
         table.add_row(name, format_bytes(before, unit), format_bytes(after, unit), change)
     planned = plan.step_seconds * (1 + plan.extra_time)
@@ -70,7 +75,7 @@ def _gauge(plan: Plan) -> Group:
     told = ", ".join(f"{name} {format_bytes(at)}" for name, at in marks if at is not None)
     proof = Text(
         f"no plan that meets this adds less than {format_share(plan.bound_extra_time, sign=True)} (proved); "
-        f"priced by {plan.priced}",
+        f"times: {plan.priced}",
         style="dim",
     )
     return Group(bar, Text(f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(whole)}; {told}"), proof)
