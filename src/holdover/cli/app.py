@@ -12,6 +12,7 @@ from holdover.cli.demo import demo
 from holdover.cli.devices import devices
 from holdover.cli.estimate import estimate
 from holdover.cli.plan import plan
+from holdover.cli.report import report
 from holdover.cli.verify import verify
 
 app = typer.Typer(
@@ -42,5 +43,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, verify, closed_form, devices, demo):
+for command in (estimate, plan, report, verify, closed_form, devices, demo):
     app.command()(command)

@@ -165,6 +165,22 @@ class Estimate:
 
         return render_estimate(self)
 
+    def to_html(self) -> str:
+        """The report page for this step: one self-contained file as text, without plans.
+
+        >>> page = estimate(torch.nn.Linear(4, 2), (torch.ones(3, 4),)).to_html()
+        >>> page.startswith("<!doctype html>")
+        True
+        """
+        from holdover.report.html.page import estimate_page
+
+        return estimate_page(self)
+
+    def _repr_html_(self) -> str:
+        from holdover.report.html.notebook import estimate_fragment
+
+        return estimate_fragment(self)
+
 
 def vars_of(row: ModuleRow | OpRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in row.__dataclass_fields__}

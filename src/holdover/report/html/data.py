@@ -17,7 +17,15 @@ from holdover.memory.simulate import CATEGORIES, Choices
 from holdover.planning.plan import Plan
 from holdover.planning.problem import candidates
 from holdover.report.html.held import (
-    KEEP, PACKED, REASONS, RECOMPUTE, Held, choices_of, held_values, reasons_of, state_of,
+    KEEP,
+    PACKED,
+    REASONS,
+    RECOMPUTE,
+    Held,
+    choices_of,
+    held_values,
+    reasons_of,
+    state_of,
 )  # fmt: skip
 from holdover.report.html.moments import Run, Shown, Watched, runs_of, shown_step, tops, watch, watch_planned
 from holdover.report.html.policies import policies_of
@@ -100,6 +108,7 @@ def page_data(
         "held": _held_data(rows, shown, number, cost, strings),
         "plain": _watched_data(plain, runs, shown, number, {}),
         "step_seconds": step_seconds,
+        "priced": plans[0].priced if plans else "",
         "plans": [],
         "policies": [],
         "chosen": chosen,
@@ -110,7 +119,7 @@ def page_data(
         data["plans"].append({
             **_plan_data(plan), **_watched_data(seen, runs, shown, number, plain.spans),
             "recomputed": deltas(i for i, n in enumerate(shown.ops) if n in choices.recompute),
-            "replays": [seen.timeline.replays.get(n, 0) for n in sorted(choices.recompute)],
+            "replays": [seen.timeline.replays.get(n, 0) for n in shown.ops if n in choices.recompute],
             "held": [STATES.index(state_of(row, shown, choices)) for row in rows],
             "reasons": [list(REASONS).index(r) for r in reasons_of(rows, shown, choices, at_peak, cost)],
             "modules": _plan_modules(plan, rows, shown, choices, seen, cost, modules),

@@ -93,12 +93,15 @@ def _watched(shown: Shown, trace: Trace, choices: Choices, workspace: Mapping[in
     def see(holding: int, nbytes: int) -> None:
         nonlocal at
         if holding < 0:
-            at = place.get(~holding, at)
+            if not nbytes:  # else the workspace of a kernel, perhaps of one that is replayed
+                at = place.get(~holding, at)
         elif nbytes > 0:
             began[holding] = at
             sizes[holding] = nbytes
         elif holding in began:
             start = began.pop(holding)
+            if spans[holding] and spans[holding][-1][1] == start >= 0:  # handed from one holder to another
+                start = spans[holding].pop()[0]
             if at >= 0:
                 spans[holding].append((start, at))
 
@@ -111,7 +114,7 @@ def _watched(shown: Shown, trace: Trace, choices: Choices, workspace: Mapping[in
     return Watched(
         [timeline.live_bytes[i] for i in order],
         [timeline.category_bytes[i] for i in order],
-        {h: s for h, s in spans.items() if h < storages},
+        {h: s for h, s in spans.items() if h < storages and s},
         [(sizes[h], span) for h, several in spans.items() if h >= storages for span in several],
         timeline,
     )

@@ -7,15 +7,19 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import replace
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jinja2 import Environment
 
-from holdover.errors import HoldoverError
-from holdover.units import format_bytes
+from holdover.errors import HoldoverError, PlanError
+from holdover.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from holdover.memory.estimate import Estimate
+    from holdover.planning.plan import Plan
 
 SCRIPTS = ("base.js", "stack.js", "memory.js", "frontier.js", "life.js", "tables.js", "main.js")
 """In the order in which they are put together: parts of one ES module."""
@@ -23,16 +27,55 @@ SCRIPTS = ("base.js", "stack.js", "memory.js", "frontier.js", "life.js", "tables
 NO_SIZES = "The command holdover report records other batch sizes, lengths and depths too, and puts their controls here."
 
 
-def render_page(data: Mapping[str, Any], *, priced: str = "", no_sizes: str = NO_SIZES) -> str:
-    """The page for what `data.page_data` returns.
-
-    Args:
-        priced: how ops were priced, as plans say it.
-        no_sizes: what stands in the place of the controls for other sizes where there are none.
-    """
+def render_page(data: Mapping[str, Any], **more: Any) -> str:
+    """The page for what `data.page_data` returns; `more` is what `holdover serve` adds to it."""
     return fill(
-        data=data, encoded=encode(data), figures=_figures(data), priced=priced, no_sizes=no_sizes,
-        script="\n".join(asset(f"js/{name}") for name in SCRIPTS),
+        title=f"{data.get('model', '')}: memory of a training step", data=data, encoded=encode(data),
+        figures=_figures(data), no_sizes=NO_SIZES, script="\n".join(asset(f"js/{name}") for name in SCRIPTS), **more,
+    )  # fmt: skip
+
+
+def estimate_page(estimate: Estimate) -> str:
+    """The page for an estimate: no plans, and no other sizes, which would have to be recorded."""
+    from holdover.report.html.data import page_data
+
+    return render_page(page_data(estimate.trace, estimate=estimate))
+
+
+def plan_page(plan: Plan, estimate: Estimate | None = None) -> str:
+    """The page for a plan: with the estimate of its step, all that the step's trace tells; else what the plan says.
+
+    Raises:
+        PlanError: the estimate is of another model or other inputs.
+    """
+    from holdover.report.html.data import page_data
+    from holdover.report.html.notebook import plan_fragment, plan_rows
+
+    if estimate is not None:
+        if (estimate.trace.fingerprint, estimate.trace.inputs) != (plan.fingerprint, plan.inputs):
+            raise PlanError(
+                f"The estimate is of {estimate.model} with {estimate.inputs}, the plan for {plan.model} with "
+                f"{plan.inputs}: pass the estimate of the step that was planned, or none."
+            )
+        return render_page(page_data(estimate.trace, [_without(plan), plan], estimate=estimate, chosen=1))
+    facts = [
+        ("budget", "the lowest peak" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)),
+        ("lowest peak found", format_bytes(plan.floor_bytes)),
+        ("saved for backward", f"{format_bytes(plan.saved_bytes)} of {format_bytes(plan.unplanned_saved_bytes)}"),
+        ("the peak stands at", plan.peak_at),
+        ("time of the ops", f"{format_seconds(plan.step_seconds)}, {plan.priced}"),
+    ]
+    above = _environment().from_string(asset("plan.html")).render(
+        fragment=plan_fragment(plan), facts=facts, rows=plan_rows(plan), choices=plan.choices
+    )  # fmt: skip
+    return fill(title=f"Plan for {plan.model}", above=above)
+
+
+def _without(plan: Plan) -> Plan:
+    """The step as it is, as a plan: what the page compares a plan with."""
+    return replace(
+        plan, choices=(), modules=(), budget_bytes=plan.unplanned_peak_bytes, extra_time=0.0, bound_extra_time=0.0,
+        predicted_peak_bytes=plan.unplanned_peak_bytes, saved_bytes=plan.unplanned_saved_bytes, notes=(),
     )  # fmt: skip
 
 
@@ -40,7 +83,8 @@ def fill(**values: Any) -> str:
     """The page's template filled; names that the values leave out are taken as absent."""
     from holdover import __version__
 
-    return _template().render(style=asset("style.css"), version=__version__, torch=torch.__version__, **values)
+    template = _environment().from_string(asset("page.html"))
+    return template.render(style=asset("style.css"), version=__version__, torch=torch.__version__, **values)
 
 
 def asset(name: str) -> str:
@@ -48,9 +92,10 @@ def asset(name: str) -> str:
     return files("holdover.report.html").joinpath(name).read_text()
 
 
-@cache
-def _template() -> Any:
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(asset("page.html"))
+def _environment() -> Environment:
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"bytes": format_bytes, "seconds": format_seconds}
+    return environment
 
 
 def encode(data: Mapping[str, Any]) -> str:

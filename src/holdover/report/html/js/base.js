@@ -68,7 +68,7 @@ const OUTSIDE = D.modules.path.length - 1;
 
 function moduleName(m) {
   if (m === OUTSIDE) return "loss and code outside the model";
-  return S[D.modules.path[m]] || `${S[D.modules.kind[m]] || "the model"} (the model itself)`;
+  return S[D.modules.path[m]] || S[D.modules.kind[m]] || "the model itself";
 }
 
 function opName(position) {
@@ -77,6 +77,10 @@ function opName(position) {
 
 function opText(position) {
   return `${opName(position)} in ${moduleName(D.ops.module[position])}`;
+}
+
+function clip(text, most) {
+  return text.length > most ? `${text.slice(0, Math.max(3, Math.floor(most) - 1))}…` : text;
 }
 
 // -- elements --------------------------------------------------------------------------------------------------------
@@ -99,7 +103,7 @@ const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, t
 const at = (id) => document.getElementById(id);
 
 function bytesCell(n, tag = "td") {
-  return h(tag, { class: "n", "data-bytes": n }, bytesText(n));
+  return h(tag, { class: "n", "data-bytes": n }, n ? bytesText(n) : "");
 }
 
 function table(headings, rows, caption) {

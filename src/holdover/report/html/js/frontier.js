@@ -37,23 +37,27 @@ function startFrontier() {
     svg.append(s("path", { d: stairs("extra_time"), fill: "none", stroke: "var(--activation)", "stroke-width": 1.5 }));
     D.plans.forEach((p, i) => svg.append(s("circle", { cx: x(p.peak_bytes), cy: y(p.extra_time), r: i === state.plan ? 7 : 3.5, fill: i === state.plan ? "var(--recompute)" : "var(--activation)", stroke: "var(--ground)", "stroke-width": 1.5, "data-plan": i },
       s("title", null, `${bytesText(p.peak_bytes)}, ${shareText(p.extra_time, true)}`))));
+    // Labels keep out of each other's way: each takes the first free place beside its point.
     const taken = [];
-    for (const p of [...D.policies].sort((p, q) => q.extra_time - p.extra_time)) {
-      const [px, py] = [x(p.peak_bytes), y(p.extra_time)];
-      let ty = py + 4;
-      while (taken.some((t) => Math.abs(t - ty) < 16)) ty += 16;
-      taken.push(ty);
-      const leftwards = px > width - 190;
-      svg.append(s("rect", { x: px - 5, y: py - 5, width: 10, height: 10, transform: `rotate(45 ${px} ${py})`, fill: "var(--ground)", stroke: "var(--ink)", "stroke-width": 1.5, "data-policy": p.name },
-        s("title", null, `${p.about}: ${bytesText(p.peak_bytes)}, ${shareText(p.extra_time, true)}`)),
-      s("text", { class: "halo", x: px + (leftwards ? -12 : 12), y: ty, "text-anchor": leftwards ? "end" : "start" }, p.name));
-    }
+    const label = (px, py, text, strong, offset) => {
+      const wide = text.length * 7.2;
+      const places = [[px + offset, py + 4, "start"], [px - offset, py + 4, "end"], [px - offset, py + 20, "end"], [px + offset, py - 12, "start"], [px + offset, py - 28, "start"]];
+      const boxes = places.map(([tx, ty, anchor]) => (anchor === "end" ? [tx - wide, tx, ty] : [tx, tx + wide, ty]));
+      const curve = (box) => !strong || D.plans.every((p) => !(x(p.peak_bytes) > box[0] - 4 && x(p.peak_bytes) < box[1] + 4 && Math.abs(y(p.extra_time) - box[2] + 4) < 12));
+      const free = boxes.findIndex((box) => box[0] > left && box[1] < width - 4 && curve(box) && taken.every((o) => o[1] < box[0] || o[0] > box[1] || Math.abs(o[2] - box[2]) > 15));
+      const [tx, ty, anchor] = places[Math.max(free, 0)];
+      taken.push(boxes[Math.max(free, 0)]);
+      svg.append(s("text", { class: strong ? "halo strong" : "halo", x: tx, y: ty, "text-anchor": anchor }, text));
+    };
     const end = D.plans[0], now = plan();
-    svg.append(s("text", { class: "halo", x: x(end.peak_bytes) - 8, y: y(0) - 10, "text-anchor": "end" }, "the step as it is"));
-    if (state.plan) {
-      const leftwards = x(now.peak_bytes) > width - 240;
-      svg.append(s("text", { class: "halo strong", x: x(now.peak_bytes) + (leftwards ? -12 : 12), y: y(now.extra_time) - 10, "text-anchor": leftwards ? "end" : "start" }, `this plan: ${bytesText(now.peak_bytes)}, ${shareText(now.extra_time, true)}`));
+    if (state.plan) label(x(now.peak_bytes), y(now.extra_time), `this plan: ${bytesText(now.peak_bytes)}, ${shareText(now.extra_time, true)}`, true, 13);
+    for (const p of D.policies) {
+      const [px, py] = [x(p.peak_bytes), y(p.extra_time)];
+      svg.append(s("rect", { x: px - 5, y: py - 5, width: 10, height: 10, transform: `rotate(45 ${px} ${py})`, fill: "var(--ground)", stroke: "var(--ink)", "stroke-width": 1.5, "data-policy": p.name },
+        s("title", null, `${p.about}: ${bytesText(p.peak_bytes)}, ${shareText(p.extra_time, true)}`)));
+      label(px, py, p.name, false, 12);
     }
+    svg.append(s("text", { class: "halo", x: x(end.peak_bytes) - 8, y: y(0) - 10, "text-anchor": "end" }, "the step as it is"));
     const choose = (event) => {
       const box = svg.getBoundingClientRect();
       const n = x0 + ((((event.clientX - box.left) / box.width) * width - left) / (width - left - right)) * (x1 - x0);

@@ -16,7 +16,7 @@ function startLife() {
       const text = `${heldText(i)} ${S[D.held.shape[i]]}`.toLowerCase();
       return words.every((w) => text.includes(w));
     });
-    list.replaceChildren(...found.map((i) => h("option", { value: i, selected: i === state.held }, `${heldText(i)}  ${bytesText(D.held.bytes[i])}`)));
+    list.replaceChildren(...found.map((i) => h("option", { value: i, selected: i === state.held }, `${bytesText(D.held.bytes[i])}  ${heldText(i)}`)));
     at("life-count").textContent = `${whole.format(found.length)} of ${whole.format(order.length)} tensors`;
     if (found.length && !found.includes(state.held)) set({ held: found[0] });
     list.value = state.held;
@@ -30,7 +30,7 @@ function startLife() {
     const events = [{ at: made, what: "made", text: `made by ${opText(made)}` }];
     if (readers.length) events.push({ at: readers.at(-1), what: "used in forward", text: `last used in forward, by ${opText(readers.at(-1))}${readers.length > 1 ? ` (used ${readers.length} times)` : ""}` });
     spans.forEach(([from, to], k) => {
-      if (k) events.push({ at: from, what: "made again", text: `made again, at ${from < D.ops.name.length ? opText(from) : "the end"}` });
+      if (k) events.push({ at: from, what: "made again", text: `made again, for ${from < D.ops.name.length ? opText(from) : "what follows"}` });
       const last = k === spans.length - 1;
       events.push({ at: to, what: last ? "freed" : "dropped", text: `${last ? "freed" : "dropped"}${to < D.ops.name.length ? `, before ${opText(to)}` : " after the step"}` });
     });
@@ -63,7 +63,6 @@ function startLife() {
         svg.append(s("rect", { x: x(from), y, width: Math.max(2.5, x(to) - x(from)), height: 16, rx: 2, fill: k ? "var(--recompute)" : "var(--activation)", "data-lane": name, "data-from": from, "data-to": to }));
         if (k) svg.append(s("line", { x1: x(spans[k - 1][1]), x2: x(from), y1: y + 8, y2: y + 8, stroke: "var(--soft)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }));
       });
-      let free = -100;
       const shown = events.filter((e, k) => k === 0 || e.what !== events[k - 1].what);
       for (const e of shown) {
         const px = x(e.at), above = ["made", "dropped", "made again", "freed"].includes(e.what);
@@ -72,13 +71,11 @@ function startLife() {
       }
       // Labels in order, each where the one before it ends: above the bar what befalls it, below it who uses it.
       for (const [kinds, ty] of [[["made", "dropped", "made again", "freed"], y - 8], [["used in forward", "needed"], y + 40]]) {
-        free = -100;
-        for (const e of shown.filter((e) => kinds.includes(e.what))) {
-          const wide = e.what.length * 7 + 6;
-          const px = Math.min(Math.max(x(e.at) - 4, free), width - wide + 6);
-          svg.append(s("text", { class: "halo", x: px, y: ty }, e.what));
-          free = px + wide + 4;
-        }
+        const labels = shown.filter((e) => kinds.includes(e.what)).map((e) => ({ text: e.what, x: x(e.at) - 4, wide: e.what.length * 7 + 8 }));
+        let free = -100, end = width + 8;
+        for (const l of labels) free = (l.x = Math.max(l.x, free)) + l.wide;
+        for (const l of labels.reverse()) end = l.x = Math.min(l.x, end - l.wide);
+        for (const l of labels) svg.append(s("text", { class: "halo", x: l.x, y: ty }, l.text));
       }
     });
     chart.replaceChildren(svg);

@@ -75,7 +75,8 @@ function startMemory() {
       return d;
     };
     if (planned && D.plans[state.plan].recomputed.length) {
-      svg.append(state.stacked === "plain" ? s("path", { class: "plan-line", d: outline(planned) }) : s("path", { class: "plain-line", d: outline(plain) }));
+      const [name, over] = state.stacked === "plain" ? ["plan-line", planned] : ["plain-line", plain];
+      svg.append(s("path", { class: "under-line", d: outline(over) }), s("path", { class: name, d: outline(over) }));
     }
     for (const p of phaseRuns()) {
       const [start, end] = [Math.max(p.first, a), Math.min(p.end, b + 1)];
@@ -93,10 +94,11 @@ function startMemory() {
       const leftwards = px > width * 0.55, ty = 14 + row * 18;
       svg.append(s("path", { d: `M${px} ${py - 4}V${ty + 5}`, stroke: "var(--ink)", "stroke-width": 1, fill: "none" }),
         s("circle", { cx: px, cy: py, r: 4, fill: dot, stroke: "var(--ground)", "stroke-width": 1.5 }),
-        s("text", { class: "halo strong", x: px + (leftwards ? -6 : 6), y: ty + 4, "text-anchor": leftwards ? "end" : "start" }, text));
+        s("text", { class: "halo", x: px + (leftwards ? -6 : 6), y: ty + 4, "text-anchor": leftwards ? "end" : "start" },
+          s("tspan", { class: "strong" }, bytesText(c.peak.bytes)), ` ${clip(text, (leftwards ? px : width - px) / 6.9 - 14)}`));
     };
-    mark(plain, `peak ${bytesText(plain.peak.bytes)}, ${opText(plain.peak.at)}`, 0, "var(--ink)");
-    if (planned && D.plans[state.plan].recomputed.length) mark(planned, `with the plan ${bytesText(planned.peak.bytes)}, ${opText(planned.peak.at)}`, 1, "var(--recompute)");
+    mark(plain, `peak, ${opText(plain.peak.at)}`, 0, "var(--ink)");
+    if (planned && D.plans[state.plan].recomputed.length) mark(planned, `peak with the plan, ${opText(planned.peak.at)}`, 1, "var(--recompute)");
     const band = s("rect", { class: "span", y: top, height: foot - top, width: 0, x: 0 });
     const line = s("line", { class: "cursor", y1: top, y2: foot, visibility: "hidden" });
     svg.append(band, line);

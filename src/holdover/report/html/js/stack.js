@@ -62,7 +62,7 @@ function startStack() {
     let most = base * 1.15;
     while (Math.max(total, fixedTotal) > most) most *= 2; // the scale stays until the stack leaves it
     while (most > base * 1.2 && Math.max(total, fixedTotal) < most / 2.2) most /= 2;
-    const height = 440, left = 72, top = 30, foot = height - 8;
+    const height = 440, left = 72, top = 30, foot = height - 26;
     const y = (n) => foot - ((foot - top) * n) / most;
     const column = Math.min(150, (width - left) * 0.2), x1 = left + 8, x2 = x1 + column + 28;
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label":
@@ -74,8 +74,7 @@ function startStack() {
     let up = 0;
     for (const [name, n, colour] of fixed) {
       svg.append(s("rect", { x: x1, width: column, y: y(up + n), height: Math.max(y(up) - y(up + n), 0.5), fill: `var(--${colour})` }));
-      if (y(up) - y(up + n) > 18)
-        svg.append(s("text", { x: x1 + 8, y: (y(up) + y(up + n)) / 2 + 4, style: "fill:#fff" }, `${name} ${bytesText(n)}`.slice(0, Math.floor(column / 6.6))));
+      if (y(up) - y(up + n) > 15) svg.append(s("text", { x: x1 + 8, y: (y(up) + y(up + n)) / 2 + 4.5, style: "fill:var(--ground)" }, name));
       up += n;
     }
     const head = (x, n, text) => svg.append(
@@ -103,12 +102,13 @@ function startStack() {
         labelled = place;
       }
     });
-    svg.append(s("text", { class: "soft", x: x1, y: 14 }, "held whatever the batch"), s("text", { class: "soft", x: x2, y: 14 }, "saved for backward"));
+    svg.append(s("text", { class: "soft", x: x1, y: foot + 18 }, "fixed block"), s("text", { class: "soft", x: x2, y: foot + 18 }, "saved for backward"));
     svg.append(s("line", { class: "axis", x1: left, x2: x3, y1: foot, y2: foot }));
     chart.replaceChildren(svg);
     at("stack-total").textContent = bytesText(total);
     at("stack-total").dataset.bytes = total;
-    at("stack-fixed").textContent = bytesText(fixedTotal);
+    at("stack-fixed").replaceChildren(...fixed.flatMap(([name, n, colour]) => [h("dt", null, h("span", { class: "swatch", style: `background:var(--${colour})` }), name), h("dd", { "data-bytes": n }, bytesText(n))]),
+      h("dt", null, "fixed block"), h("dd", null, h("strong", { "data-bytes": fixedTotal }, bytesText(fixedTotal))));
     at("stack-ratio").textContent = fixedTotal ? `${two.format(total / fixedTotal)} times the fixed block` : "";
     refresh();
   }
