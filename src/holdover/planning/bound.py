@@ -38,14 +38,17 @@ MOMENTS_AT_ONCE = 6
 def bound_seconds(
     problem: Problem, budget: int, *, moments: Iterable[int] = (), time_limit: float = 10.0, whole: float = 0.0
 ) -> float:
-    """The least seconds of replay of any plan whose peak is at most `budget` bytes; infinite if none can exist.
+    """The least seconds that any plan whose peak is at most `budget` bytes adds; infinite if none can exist.
+
+    The budget is below the peak of the step as it is, so that something is planned and its standing cost paid.
 
     Args:
         moments: positions to look at from the start; those at which a good plan is near the budget say most.
         time_limit: seconds for the relaxation, about. What comes back holds however early it ends.
         whole: more seconds in which decisions may not be split, for a better bound.
     """
-    return Bound(problem).seconds(budget, moments=moments, time_limit=time_limit, whole=whole)
+    replays = Bound(problem).seconds(budget, moments=moments, time_limit=time_limit, whole=whole)
+    return replays + (problem.standing.least if problem.standing is not None else 0.0)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
 from holdover.planning import milp
+from holdover.planning.chain import MOST_STAGES, SLOTS, Chain
 from holdover.planning.classes import classes_of
 from holdover.planning.problem import Problem, replayed_part
 from holdover.planning.stages import partitions
@@ -55,6 +56,7 @@ class Search:
     everywhere: Mapping[int, tuple[int, ...]]
     pack: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 20.0
+    _chain: Chain | None = None
     _parts: list[dict[int, int]] | None = None
     _seen: dict[tuple[frozenset[int], frozenset[Any]], Candidate] = field(default_factory=dict)
 
@@ -77,6 +79,8 @@ class Search:
             draft = Candidate(ops, 0, 0.0, nested)
             timeline = simulate(self.part, self.choices(draft), self.workspace, detail=False)
             seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items())
+            if self.problem.standing is not None:
+                seconds += self.problem.standing.seconds(ops)
             self._seen[key] = replace(
                 draft, peak_bytes=max(timeline.peak_bytes, self.other_peak_bytes), seconds=seconds
             )
@@ -121,6 +125,7 @@ class Search:
                 if near is not None and found.peak_bytes >= near.peak_bytes:
                     break
                 near = found
+        best = self.deepest(best, time.monotonic() + self.seconds / 4)
         best = self.lower(best, time.monotonic() + self.seconds / 8)
         return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 8)
 
@@ -144,7 +149,58 @@ class Search:
                 if near is not None and found.seconds >= near.seconds:
                     break
                 near = found
+        if best.seconds > enough:
+            best = min(best, self.nested(budget) or best, key=lambda c: (c.seconds, c.peak_bytes))
+        fitting = [c for c in self.judged() if c.peak_bytes <= budget]
+        best = min([best, *fitting], key=lambda c: (c.seconds, c.peak_bytes))
         return self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
+
+    def chain(self) -> Chain | None:
+        """The finest way of cutting that the dynamic programme can bear."""
+        if self._chain is None:
+            for part in self.parts():
+                if 2 < len({part[o] for o in self.problem.eligible}) <= MOST_STAGES:
+                    self._chain = Chain(self.problem, part)
+                    break
+        return self._chain
+
+    def nested(self, budget: int) -> Candidate | None:
+        """The cheapest plan of nested replays found whose simulated peak is at most `budget`."""
+        chain = self.chain()
+        if chain is None:
+            return None
+        chain.solve(budget)
+        feasible = chain.feasible()
+        best: Candidate | None = None
+        if feasible is None:
+            return None
+        m, tried = max(chain.slots_of(budget), feasible), set[int]()
+        while m not in tried and len(tried) < 8:
+            tried.add(m)
+            found = self.judge(*chain.plan(m))
+            if found.peak_bytes <= budget and (best is None or found.seconds < best.seconds):
+                best = found
+            m = max(feasible, min(m + int((budget - found.peak_bytes) // chain.slot), SLOTS))
+        return best
+
+    def deepest(self, best: Candidate, until: float) -> Candidate:
+        """`best`, or a plan of nested replays with a lower peak."""
+        chain = self.chain()
+        budget = float(best.peak_bytes)
+        while chain is not None and time.monotonic() < until:
+            chain.solve(budget)
+            feasible = chain.feasible()
+            if feasible is None:
+                break
+            found = min(
+                (self.judge(*chain.plan(m)) for m in range(feasible, SLOTS, SLOTS // 40)), key=lambda c: c.peak_bytes
+            )
+            best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
+            lower = chain.least + feasible * chain.slot
+            if lower > 0.9 * budget:
+                break
+            budget = lower
+        return best
 
     def within(self, model: milp.Model, budget: int, until: float) -> Candidate | None:
         """Solve at a moving target until the simulated peak just meets the budget."""
