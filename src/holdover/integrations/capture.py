@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from holdover.integrations._torch import (
-    CheckpointPolicy,
     NodeInfo,
     aot_autograd,
     compile_fx,
@@ -24,7 +23,7 @@ from holdover.integrations._torch import (
     fuses,
 )
 from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
-from holdover.integrations.partition import Partition
+from holdover.integrations.partition import Partition, Script
 from holdover.integrations.regions import compile_regions
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
@@ -60,9 +59,12 @@ class Recording:
 def capture(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, backend: str,
     loss: Loss | None = None, optimizer: OptimizerSpec = None, precision: str | None = None,
-    device: torch.device | None = None, corrections: Corrections | None = None,
+    device: torch.device | None = None, corrections: Corrections | None = None, script: Script | None = None,
 ) -> Recording:  # fmt: skip
     """Record the step of `holdover.trace.record.record` as it runs when compiled by `backend`.
+
+    Args:
+        script: what a plan would have made again in backward.
 
     Raises:
         TraceError: the step fails, or the compiler finds no graph in it that has a backward.
@@ -70,13 +72,12 @@ def capture(
     check_precision(precision)
     faker = Faker(device or torch.device("cpu"))
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
-    return isolated(lambda subject: _capture(subject, backend, faker, corrections), step)
+    return isolated(lambda subject: _capture(subject, Graphs(backend, script or {}), faker, corrections), step)
 
 
-def _capture(step: Step, backend: str, faker: Faker, corrections: Corrections | None) -> Recording:
+def _capture(step: Step, graphs: Graphs, faker: Faker, corrections: Corrections | None) -> Recording:
     described, identity = describe((step.args, step.kwargs)), fingerprint(step.model)
     step = replace_tensors(step, faker)
-    graphs = Graphs(backend)
     with torch.random.fork_rng(devices=[]), faker.mode, unnoticed(), disable_compiler_caches():
         dtype = model_dtype(step.precision)
         if dtype is not None:
@@ -231,20 +232,16 @@ class Graphs:
     """The backend that runs graphs under a recorder, and what it saw."""
 
     backend_name: str
+    script: Script = field(default_factory=dict)
     recorder: GraphRecorder | None = None
-    joint: JointGraph | None = None
     fused: set[int] = field(default_factory=set)
 
     def backend(self, gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         if self.backend_name == "inductor":
-            patches = {"custom_partitioner_fn": RecordingPartition(self)}
+            patches = {"custom_partitioner_fn": RecordingPartition(self.script)}
             return compile_fx(gm, inputs, inner_compile=self.runner, config_patches=patches)  # type: ignore[no-any-return]
         kwargs = {"keep_inference_input_mutations": True}
-        return aot_autograd(fw_compiler=self.runner, partition_fn=RecordingPartition(self), **kwargs)(gm, inputs)
-
-    def note(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
-        self.joint = read(graph, info)
-        return stock
+        return aot_autograd(fw_compiler=self.runner, partition_fn=RecordingPartition(self.script), **kwargs)(gm, inputs)
 
     def runner(self, gm: fx.GraphModule, inputs: Any, **_: Any) -> Callable[[list[Any]], Any]:
         runner = GraphRunner(gm, self)
@@ -280,18 +277,22 @@ class Graphs:
 
 
 class RecordingPartition(Partition):
-    """Partitions as PyTorch does, and leaves a note on both graphs."""
+    """Leaves a note on both graphs."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        super().__init__(graphs.note)
-        self.graphs = graphs
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.joint: JointGraph | None = None
+
+    def choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
+        self.joint = read(graph, info)
+        return super().choose(graph, info, stock)
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
-        self.graphs.joint = None
+        self.joint = None
         forward, backward = super().__call__(gm, joint_inputs, **kwargs)
-        if self.graphs.joint is not None:
-            forward.meta[INFO] = GraphInfo(self.graphs.joint, kwargs["num_fwd_outputs"])
-            backward.meta[INFO] = GraphInfo(self.graphs.joint, -1)
+        if self.joint is not None:
+            forward.meta[INFO] = GraphInfo(self.joint, kwargs["num_fwd_outputs"])
+            backward.meta[INFO] = GraphInfo(self.joint, -1)
         return forward, backward
 
 

@@ -19,9 +19,8 @@ import torch
 from torch import fx
 
 from holdover.errors import ApplyError
-from holdover.integrations._torch import NodeInfo, aot_autograd, boxed_nop, compile_fx
+from holdover.integrations._torch import aot_autograd, boxed_nop, compile_fx
 from holdover.integrations.capture import GRAPH
-from holdover.integrations.joint_graph import read, saved_values
 from holdover.integrations.partition import Partition
 from holdover.integrations.regions import compile_regions
 
@@ -34,34 +33,31 @@ class PlannedBackend:
 
     Attributes:
         plan: the plan.
-        matched, unmatched: fingerprints of the graphs compiled so far that the plan knows, and does not.
+        partition: what splits the graphs; says which of them the plan knew.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.matched: list[str] = []
-        self.unmatched: list[str] = []
-        self._scripts = {call.removeprefix(GRAPH): ops for call, ops in plan.script.items()}
         told = json.dumps([plan.compiled, sorted((c.call, c.index) for c in plan.choices)])
-        self._partition = Partition(self._choose, ("holdover", hashlib.sha256(told.encode()).hexdigest()))
+        self.partition = Partition(script_of(plan), ("holdover", hashlib.sha256(told.encode()).hexdigest()))
+        self.warned = False
 
-    def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **kwargs: Any) -> Callable[..., Any]:
+    def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Callable[..., Any]:
         if self.plan.compiled == "inductor":
-            return compile_fx(gm, inputs, config_patches={"custom_partitioner_fn": self._partition, **kwargs})  # type: ignore[no-any-return]
-        return aot_autograd(
-            fw_compiler=boxed_nop, partition_fn=self._partition, keep_inference_input_mutations=True
-        )(gm, inputs)
+            patches = {**options.get("options", {}), "custom_partitioner_fn": self.partition}
+            run = compile_fx(gm, inputs, config_patches=patches)
+        else:
+            split = aot_autograd(fw_compiler=boxed_nop, partition_fn=self.partition, keep_inference_input_mutations=True)
+            run = split(gm, inputs)
+        if self.partition.script and self.partition.unmatched and not self.partition.matched and not self.warned:
+            self.warned = True
+            warnings.warn(_unknown_graph(self.plan, self.partition.unmatched[-1]), stacklevel=2)
+        return run  # type: ignore[no-any-return]
 
-    def _choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
-        joint = read(graph, info)
-        script = self._scripts.get(joint.fingerprint)
-        if script is None:
-            self.unmatched.append(joint.fingerprint)
-            if self._scripts and not self.matched and len(self.unmatched) == 1:
-                warnings.warn(_unknown_graph(self.plan, joint.fingerprint), stacklevel=2)
-            return stock
-        self.matched.append(joint.fingerprint)
-        return saved_values(graph, info, stock, frozenset(script), joint.numbers)
+
+def script_of(plan: Plan) -> dict[str, frozenset[int]]:
+    """The plan's choices by graph, as the partition function takes them."""
+    return {call.removeprefix(GRAPH): frozenset(ops) for call, ops in plan.script.items()}
 
 
 def _unknown_graph(plan: Plan, fingerprint: str) -> str:

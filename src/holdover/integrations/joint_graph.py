@@ -46,7 +46,7 @@ def read(graph: fx.Graph, info: NodeInfo) -> JointGraph:
     for node in graph.nodes:
         if node.op == "placeholder":
             names[node] = f"p{len(names)}" if holds_tensors(node) else ""
-        elif node.op == "call_function" and info.is_required_fw(node) and holds_tensors(node):
+        elif known_in_forward(node, info) and holds_tensors(node):
             number = numbers[node.name] = len(numbers)
             names[node] = str(number)
             wired = ",".join(names.get(n, "") for n in node.all_input_nodes)
@@ -55,6 +55,11 @@ def read(graph: fx.Graph, info: NodeInfo) -> JointGraph:
                 pinned[number] = "saved by the model's own activation checkpointing"
     digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:12]
     return JointGraph(digest, numbers, pinned)
+
+
+def known_in_forward(node: fx.Node, info: NodeInfo) -> bool:
+    """Whether the op needs nothing that only backward has: the gradients of the outputs."""
+    return node.op == "call_function" and node not in info.tangents_closure
 
 
 def target_name(node: fx.Node) -> str:
@@ -99,9 +104,22 @@ def saved_values(
         if node in seen:
             continue
         seen.add(node)
-        inside = node.op == "call_function" and holds_tensors(node) and info.is_required_fw(node)
+        inside = known_in_forward(node, info) and holds_tensors(node)
         if inside and (maker(node).name in made_again or must_recompute(node)):
             todo.extend(node.all_input_nodes)
         else:
             saved.add(node)
     return [node for node in graph.nodes if node in saved]
+
+
+def made_in_backward(graph: fx.Graph, info: NodeInfo, stock: Iterable[fx.Node]) -> frozenset[str]:
+    """Names of the ops of forward that backward makes again for itself when `stock` is saved."""
+    saved = set(stock)
+    found: set[fx.Node] = set()
+    todo = [n for node in graph.nodes if node in info.tangents_closure for n in node.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if node not in saved and node not in found and known_in_forward(node, info):
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return frozenset(node.name for node in found)
