@@ -1,4 +1,4 @@
-"""Seconds per op on the machine at hand: each distinct op is timed once, and what cannot be is modelled from the rest.
+"""Seconds per op on the machine at hand: each distinct op is timed, and what cannot be is modelled from the rest.
 
 A plan weighs an op's time against the bytes of its result, so proportions between ops matter more than the last
 percent, and measuring must not take longer than planning.
@@ -10,50 +10,71 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from holdover.cost.flops import Work, work_of
-from holdover.measuring._torch import TorchDispatchMode, bare_kernels
+from holdover.cost.overheads import overheads
+from holdover.cost.timing import POOR_SPREAD, Timing, cold, warm
+from holdover.measuring._torch import bare_kernels
 from holdover.measuring.arguments import Arena, UnrunnableError, argument_bytes, is_view_or_factory
 from holdover.measuring.machine import free_bytes
 from holdover.measuring.store import open_store
 from holdover.trace.graph import Signature
 
 _TOTAL_SECONDS = 2.5
-_REPEAT_SECONDS = 3e-3
-_SLOW_SECONDS = 0.15  # an op is not repeated once it has taken this long in all
+_TOTAL_COLD_SECONDS = 2.5
 _RUNS = 3  # at least, the first one to warm up included
-_SECOND_CHANCES = 20
 _PROBE_SIZE = 768
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
-_EMPTY_MODES_PER_REPLAY = 3.0  # measured: 14 us where an empty dispatch mode costs 4.7
+_TRIES = 3  # an op that is timed badly so often is one of varying time, and not timed again
+_COLD_RATE = 4e9  # bytes per second; no memory is slower
+_COLD_SHARE = 0.05  # where cold caches cannot change an op's time by more, they are not tried
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What one run of an op takes: `source` says whether that very op was timed, or modelled from others."""
+    """What one run of an op takes.
+
+    Attributes:
+        seconds: with its arguments at hand, as a step finds what it has just made.
+        source: whether that very op was timed, or modelled from others.
+        cold_seconds: with its arguments out of the caches; None where that makes no difference.
+        spread: how much longer its usual run took than the least, as a share.
+    """
 
     seconds: float
     source: Literal["measured", "modelled"]
+    cold_seconds: float | None = None
+    spread: float = 0.0
+
+    @property
+    def replay_seconds(self) -> float:
+        """What a replay takes, which comes long after forward: with cold caches."""
+        return self.seconds if self.cold_seconds is None else max(self.seconds, self.cold_seconds)
 
 
-def price(signatures: Sequence[Signature], *, device: str = "cpu") -> list[OpCost]:
+def price(
+    signatures: Sequence[Signature], *, device: str = "cpu", replayed: Collection[int] | None = None
+) -> list[OpCost]:
     """Seconds that each op takes on `device`, the call from Python included.
 
     Args:
         signatures: the distinct ops of a trace.
         device: "cpu", or a CUDA device that is there.
+        replayed: numbers of those that may be replayed, which are timed with cold caches too; None for all.
 
     Returns:
-        One cost per signature, in order. What recomputation adds per op is not in it: see `replay_overhead_seconds`.
+        One cost per signature, in order. What a plan adds around each op is not in it: see `cost.overheads`.
 
     Small ops are timed first, until `_TOTAL_SECONDS` are used up; larger ones, ops too large for the free memory and
     ops that do not run on made-up arguments are modelled by FLOPs and bytes, at the rates of the timed ones (those of
-    the same name first). Results are kept on disk. Random states, grad mode and threads are left as found.
+    the same name first). Results are kept on disk with their spread, and those of poor quality are measured again.
+    On one thread it is the thread's processor time that counts, so that other programs disturb little. Random states,
+    grad mode and threads are left as found.
 
     >>> from holdover.trace.graph import TensorSpec
     >>> x = TensorSpec((64, 64), (64, 1), "float32", "cpu")
@@ -61,46 +82,88 @@ def price(signatures: Sequence[Signature], *, device: str = "cpu") -> list[OpCos
     ['measured']
     """
     target = torch.device(device)
-    store = open_store(target)
     launch = launch_seconds(device)
     work = [work_of(signature) for signature in signatures]
-    seconds: dict[int, float] = {}
-    missing: list[int] = []
-    for i, signature in enumerate(signatures):
-        if is_view_or_factory(signature.name):
-            seconds[i] = launch
-        elif (known := store.get("seconds", signature)) is not None:
-            seconds[i] = known
-        else:
-            missing.append(i)
-    missing.sort(key=lambda i: _ASSUMED.seconds(work[i]))
-    arena, deadline, limit = Arena(target), time.perf_counter() + _TOTAL_SECONDS, free_bytes() // _FREE_SHARE
-    for i in missing:
-        if time.perf_counter() + _RUNS * _ASSUMED.seconds(work[i]) > deadline:
-            break  # the rest is larger still
-        measured = _measured(signatures[i], work[i], arena, limit)
-        if measured is not None:
-            seconds[i] = measured
+    real = [i for i, signature in enumerate(signatures) if not is_view_or_factory(signature.name)]
+    bench = _Bench(signatures, work, target)
+    timings = bench.run("warm", real, _TOTAL_SECONDS)
+    seconds = {i: t.seconds for i, t in timings.items()}
+    again = [i for i in real if i in timings and (replayed is None or i in replayed) and _matters(work[i], seconds[i])]
+    chilled = bench.run("cold", again, _TOTAL_COLD_SECONDS)
+    bench.store.save()
+    for i in set(range(len(signatures))) - set(real):
+        seconds[i] = launch
     model = _Model([(signatures[i].name, work[i], s) for i, s in seconds.items()], target)
-    # Another program's burst makes an op look many times slower; those that stand out get a second chance.
-    timed = [i for i in missing if i in seconds]
-    timed.sort(key=lambda i: seconds[i] - model.rates.seconds(work[i]), reverse=True)
-    for i in timed[:_SECOND_CHANCES]:
-        if time.perf_counter() > deadline + _TOTAL_SECONDS / 4:
-            break
-        again = _measured(signatures[i], work[i], arena, limit)
-        seconds[i] = min(seconds[i], again or seconds[i])
-    for i in timed:
-        store.put("seconds", signatures[i], seconds[i])
-    store.save()
-    if len(seconds) < len(signatures):
-        model = _Model([(signatures[i].name, work[i], s) for i, s in seconds.items()], target)
-    return [
-        OpCost(seconds[i], "measured")
-        if i in seconds
-        else OpCost(max(launch, model.seconds(signature.name, work[i])), "modelled")
-        for i, signature in enumerate(signatures)
-    ]
+    slower = _slower(signatures, {i: chilled[i].seconds / seconds[i] for i in chilled})
+    costs = []
+    for i, signature in enumerate(signatures):
+        if i in chilled:
+            cold_seconds: float | None = chilled[i].seconds
+        elif i in again or i not in seconds:
+            cold_seconds = None if i not in seconds else seconds[i] * slower(signature.name)
+        else:
+            cold_seconds = None
+        if i in seconds:
+            spread = max((t[i].spread for t in (timings, chilled) if i in t), default=0.0)
+            costs.append(OpCost(seconds[i], "measured", cold_seconds, spread))
+        else:
+            modelled = max(launch, model.seconds(signature.name, work[i]))
+            costs.append(OpCost(modelled, "modelled", modelled * slower(signature.name)))
+    return costs
+
+
+def _matters(work: Work, seconds: float) -> bool:
+    """Whether cold caches could change the op's time."""
+    return work.nbytes / _COLD_RATE > _COLD_SHARE * seconds
+
+
+def _slower(signatures: Sequence[Signature], ratios: Mapping[int, float]) -> Callable[[str], float]:
+    """By how much cold caches slow an op down: as the timed ones of that name, or as those of all names."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for i, ratio in ratios.items():
+        by_name[signatures[i].name].append(max(ratio, 1.0))
+    usual = statistics.median([r for rs in by_name.values() for r in rs]) if by_name else 1.0
+    return lambda name: statistics.median(by_name[name]) if name in by_name else usual
+
+
+class _Bench:
+    """Times ops, smallest first, and keeps what it found on disk."""
+
+    def __init__(self, signatures: Sequence[Signature], work: Sequence[Work], device: torch.device) -> None:
+        self.signatures, self.work = signatures, work
+        self.store, self.arena = open_store(device), Arena(device)
+        self.limit = free_bytes() // _FREE_SHARE
+
+    def run(self, how: Literal["warm", "cold"], numbers: Iterable[int], seconds: float) -> dict[int, Timing]:
+        """Timings by number, from disk or measured now; what cannot be run, or not in time, is not among them."""
+        found: dict[int, Timing] = {}
+        tries: dict[int, int] = {}
+        todo = []
+        for i in numbers:
+            known = self.store.get(how, self.signatures[i])
+            if known is not None:
+                found[i], tries[i] = Timing(known[0], known[1]), known[2]
+            if known is None or (found[i].spread > POOR_SPREAD and tries[i] < _TRIES):
+                todo.append(i)
+        todo.sort(key=lambda i: _ASSUMED.seconds(self.work[i]))
+        deadline = time.perf_counter() + seconds
+        for i in todo:
+            if time.perf_counter() + _RUNS * _ASSUMED.seconds(self.work[i]) > deadline:
+                break  # the rest is larger still
+            self._once(how, i, found, tries)
+        for i in sorted((i for i in todo if i in found), key=lambda i: -found[i].spread * found[i].seconds):
+            if found[i].spread <= POOR_SPREAD or time.perf_counter() > deadline + seconds / 4:
+                break
+            self._once(how, i, found, tries)
+        return found
+
+    def _once(self, how: Literal["warm", "cold"], i: int, found: dict[int, Timing], tries: dict[int, int]) -> None:
+        timing = _measured(self.signatures[i], self.work[i], self.arena, self.limit, warm if how == "warm" else cold)
+        if timing is None:
+            return
+        found[i] = timing.better(found[i]) if i in found else timing
+        tries[i] = tries.get(i, 0) + 1
+        self.store.put(how, self.signatures[i], [found[i].seconds, found[i].spread, tries[i]])
 
 
 @functools.cache
@@ -108,60 +171,28 @@ def launch_seconds(device: str) -> float:
     """Seconds that an op without work takes on `device`: a view, called from Python."""
     x = torch.empty(8, device=device)
     with bare_kernels():
-        return _seconds(lambda: torch.ops.aten.view.default(x, (8,)), torch.device(device))
+        return warm(lambda: torch.ops.aten.view.default(x, (8,)), torch.device(device)).seconds
 
 
-@functools.cache
 def replay_overhead_seconds(device: str) -> float:
-    """Seconds that recording and replaying add per op, beside the op's own time.
-
-    That is Python's work on the processor, so it hardly depends on `device`. It is scaled from what an empty dispatch
-    mode costs here, which is a third of it.
-    """
-
-    class Empty(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    x = torch.empty(8)
-    call = functools.partial(torch.ops.aten.view.default, x, (8,))
-    plain = _seconds(call, torch.device("cpu"))
-    with Empty():  # type: ignore[no-untyped-call]
-        watched = _seconds(call, torch.device("cpu"))
-    return _EMPTY_MODES_PER_REPLAY * max(watched - plain, 1e-6)
+    """Seconds that recording and replaying add per op, beside the op's own time: Python's, whatever the device."""
+    return overheads().recorded
 
 
-def _measured(signature: Signature, work: Work, arena: Arena, limit: int) -> float | None:
-    """Seconds of one call, None if it cannot be run here."""
+def _measured(
+    signature: Signature, work: Work, arena: Arena, limit: int, timed: Callable[[Callable[[], Any], Any], Timing]
+) -> Timing | None:
+    """The time of one call, None if it cannot be run here."""
     try:
         if argument_bytes(signature) + work.nbytes > limit:
             return None
         with bare_kernels():
             op, args, kwargs = arena.call(signature)
-            seconds = _seconds(lambda: op(*args, **kwargs), arena.device)
+            timing = timed(lambda: op(*args, **kwargs), arena.device)
             arena.restore(op, args, kwargs)
     except (RuntimeError, UnrunnableError, TypeError, ValueError, NotImplementedError, IndexError):
         return None
-    return seconds
-
-
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """The least of several runs: whatever else the machine does only ever adds to it."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-
-    once()  # the first run also loads and compiles kernels
-    best = total = once()
-    runs = 1
-    while total < _SLOW_SECONDS and (runs < 3 or (total < _REPEAT_SECONDS and runs < 50)):
-        seconds = once()
-        best, total, runs = min(best, seconds), total + seconds, runs + 1
-    return best
+    return timing
 
 
 @dataclass(frozen=True)
@@ -186,9 +217,9 @@ class _Model:
         size = _PROBE_SIZE
         x = torch.full((size, size), 0.5, device=device)
         if not any(flops >= 2 * size**3 for flops, _ in heavy):  # small products do not reach the machine's rate
-            heavy = [(2 * size**3, _seconds(lambda: torch.mm(x, x), device))]
+            heavy = [(2 * size**3, warm(lambda: torch.mm(x, x), device).seconds)]
         if not light:
-            light = [(2 * x.nbytes, _seconds(lambda: torch.neg(x), device))]
+            light = [(2 * x.nbytes, warm(lambda: torch.neg(x), device).seconds)]
         self.rates = _Rates(_usual(heavy), _usual(light))
         ratios: dict[str, list[float]] = defaultdict(list)
         for name, w, s in sorted(timed, key=lambda row: self.rates.seconds(row[1])):

@@ -12,7 +12,8 @@ from holdover.memory.simulate import Timeline
 from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
 from holdover.planning.problem import Problem
 from holdover.planning.search import Candidate, Search
-from holdover.trace.graph import OUTSIDE, Category, Trace
+from holdover.planning.standing import ancestors, loud_calls
+from holdover.trace.graph import Category, Trace
 
 
 def described(
@@ -93,30 +94,5 @@ def quiet_calls(trace: Trace, choices: list[Choice]) -> list[str]:
     """Largest calls that the plan leaves alone and that write in place to nothing made outside them."""
     busy = {c.call for c in choices}
     parent = {c.id: c.parent for c in trace.calls}
-    calls = {c.id: c for c in trace.calls}
-    loud: set[int] = {c.id for c in trace.calls if c.key in busy or c.key == OUTSIDE}
-    made_by = {v.storage: v.maker for v in trace.values if v.version == 0}
-    for op in trace.ops:
-        if op.index < 0 or not op.writes:
-            continue
-        for _, after in op.writes:
-            maker = made_by[trace.values[after].storage]
-            home = trace.ops[maker].call if maker >= 0 else 0
-            call = op.call
-            while call >= 0 and not _inside(home, call, parent):
-                loud.add(call)
-                call = parent[call]
-    for call in sorted(loud):
-        up = parent[call]
-        while up >= 0:
-            loud.add(up)
-            up = parent[up]
-    return [c.key for c in trace.calls if c.id not in loud and calls[c.parent].id in loud]
-
-
-def _inside(call: int, outer: int, parent: Mapping[int, int]) -> bool:
-    while call >= 0:
-        if call == outer:
-            return True
-        call = parent[call]
-    return False
+    loud = loud_calls(trace) | {up for c in trace.calls if c.key in busy for up in ancestors(c.id, parent)}
+    return [c.key for c in trace.calls if c.id not in loud and c.parent in loud]

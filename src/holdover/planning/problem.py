@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from holdover.memory.simulate import reachable_events
+from holdover.planning.standing import Standing
 from holdover.trace.graph import Category, Event, Phase, Trace
 
 NEVER = 1 << 60
@@ -62,6 +63,7 @@ class Problem:
         needs: value -> how long it is held.
         readers: value -> eligible ops that read it.
         backward_start: position of the first op of backward.
+        standing: what a plan pays beside its replays; None for nothing.
     """
 
     trace: Trace
@@ -77,6 +79,7 @@ class Problem:
     maker: dict[int, int] = field(default_factory=dict)  # value -> eligible op that makes it
     passes: tuple[int, ...] = ()  # runs of autograd's engine that ask for anything
     with_loss: bool = False
+    standing: Standing | None = None
 
     def readers_of(self, op: int) -> Iterable[int]:
         """The eligible ops that read what `op` makes."""

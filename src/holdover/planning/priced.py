@@ -1,0 +1,49 @@
+"""The planning problem with the costs of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdover.cost.flops import work_of
+from holdover.cost.measured import OpCost, price
+from holdover.cost.overheads import overheads
+from holdover.cost.timing import POOR_SPREAD
+from holdover.measuring.arguments import is_view_or_factory
+from holdover.planning.problem import Problem, build
+from holdover.planning.standing import Standing
+from holdover.trace.graph import Phase, Trace
+
+
+def priced_here(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) -> tuple[Problem, str]:
+    """The problem with each op's cost on this machine, and how the costs came about.
+
+    A replay costs its kernel with cold caches, and the Python that records it in forward and runs it in backward. The
+    step's own time is that of its kernels and of the Python and autograd around them.
+    """
+    device = trace.storages[0].device if trace.storages else "cpu"
+    replayed = {op.signature for op in trace.ops if op.phase in (Phase.FORWARD, Phase.LOSS) and not op.keep}
+    costs = price(trace.signatures, device=device, replayed=replayed)
+    around = overheads(traffic_bytes(trace))
+    problem = build(trace, {i: c.seconds for i, c in enumerate(costs)}, workspace, with_loss=with_loss)
+    problem.cost = {o: costs[trace.ops[o].signature].replay_seconds + around.recorded for o in problem.eligible}
+    problem.step_seconds += around.plain * len(problem.positions)
+    if device == "cpu":  # elsewhere Python runs ahead of the device, and only what is launched counts
+        problem.standing = Standing(trace, around, with_loss=with_loss)
+    return problem, _how(costs)
+
+
+def traffic_bytes(trace: Trace) -> float:
+    """Bytes that an op of forward reads and writes, on average: what drives Python out of the caches."""
+    signatures = [
+        trace.signatures[op.signature]
+        for op in trace.ops
+        if op.phase is Phase.FORWARD and not is_view_or_factory(op.name)
+    ]
+    return sum(work_of(signature).nbytes for signature in signatures) / max(len(signatures), 1)
+
+
+def _how(costs: Sequence[OpCost]) -> str:
+    measured = [c for c in costs if c.source == "measured"]
+    noisy = sum(c.spread > POOR_SPREAD for c in measured)
+    text = f"{len(measured)} of {len(costs)} distinct ops measured here, the rest modelled"
+    return text + (f"; timings of {noisy} vary by more than {POOR_SPREAD:.0%}" if noisy else "")
