@@ -1,0 +1,160 @@
+"""Plans for a card that is not here: budgets of reserved memory, what is said of them, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdover
+from holdover.cost.devices import card
+from holdover.memory.allocator_config import MIB
+from holdover.memory.on_card import replay_on
+from holdover.memory.simulate import FOREVER, Choices
+from holdover.planning.plan import Plan
+from holdover.trace.graph import Trace
+from holdover.trace.record import record
+from holdover.trace.target import Target
+
+CONTEXT = card("h100-80gb").context_bytes[1]
+
+
+def model(layers: int = 4, width: int = 512) -> nn.Module:
+    with torch.device("meta"):
+        blocks = [
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+            for _ in range(layers)
+        ]
+        return nn.Sequential(*blocks)
+
+
+def step() -> dict[str, Any]:
+    return {"args": (torch.zeros(8192, 512, device="meta"),), "optimizer": "sgd", "device": "h100-80gb"}
+
+
+def planned(budget: int | str, **more: Any) -> Plan:
+    return holdover.plan(model(), budget=budget, time_limit=4.0, **{**step(), **more})
+
+
+def trace() -> Trace:
+    return record(model(), step()["args"], optimizer="sgd", target=Target("h100-80gb", (9, 0)))
+
+
+def replayed(plan: Plan, recorded: Trace) -> tuple[int, int]:
+    """What the allocator makes of the plan's choices, looked up by place in a recording of their own."""
+    places = {(c.call, c.index, c.op): c for c in plan.choices}
+    assert all(c.action == "recompute" for c in plan.choices)
+    chosen = {o.id: places.get((recorded.calls[o.call].key, o.index, o.name)) for o in recorded.ops}
+    stages = {n: (c.stage, FOREVER if c.held_from is None else c.held_from) for n, c in chosen.items() if c is not None}
+    played = replay_on(recorded, card("h100-80gb"), Choices(frozenset(stages), stages=stages))
+    return played.allocated_bytes, played.reserved_bytes
+
+
+@pytest.fixture(scope="module")
+def plain() -> holdover.Estimate:
+    return holdover.estimate(model(), **step())
+
+
+def test_a_budget_of_the_process_leaves_room_for_the_context(plain: holdover.Estimate) -> None:
+    assert plain.reserved_bytes is not None
+    budget = CONTEXT + plain.reserved_bytes * 7 // 10
+    plan = planned(budget)
+    assert plan.reserved_bytes is not None
+    assert plan.allocated_bytes is not None
+    assert plan.budget_bytes == budget
+    assert plan.budget_kind == "reserved"
+    assert plan.device == "h100-80gb"
+    assert plan.unplanned_reserved_bytes == plain.reserved_bytes
+    assert plan.predicted_peak_bytes < plan.allocated_bytes <= plan.reserved_bytes <= budget - CONTEXT
+    assert 0 <= plan.bound_extra_time <= plan.extra_time < 0.5
+    assert plan.priced == "modelled for h100-80gb from FLOPs and bytes"
+    assert plan.notes[0].startswith("At most ")
+    assert "the budget, 1.42 GiB are for the context" in plan.notes[0]
+    assert "modelled for h100-80gb" in plan.notes[1]
+    assert replayed(plan, trace()) == (plan.allocated_bytes, plan.reserved_bytes)
+
+
+def test_a_share_is_of_what_the_step_reserves(plain: holdover.Estimate) -> None:
+    plan = planned("75%")
+    assert plan.reserved_bytes is not None
+    assert plain.reserved_bytes is not None
+    assert plan.budget_bytes == int(plain.reserved_bytes * 0.75)
+    assert plan.reserved_bytes <= plan.budget_bytes
+    assert holdover.Plan.from_json(plan.to_json()) == plan
+    text = str(plan)
+    assert "reserved on h100-80gb" in text
+    assert "times: modelled for h100-80gb" in " ".join(text.split())
+
+
+def test_a_budget_of_allocated_memory_sets_nothing_aside(plain: holdover.Estimate) -> None:
+    assert plain.on_card is not None
+    budget = plain.on_card.allocated_bytes * 7 // 10
+    plan = planned(budget, budget_kind="allocated")
+    assert plan.allocated_bytes is not None
+    assert plan.budget_kind == "allocated"
+    assert plan.allocated_bytes <= budget
+    assert plan.notes[0] == f"At most {budget / 2**20:.2f} MiB may be allocated."
+
+
+def test_what_fits_is_left_alone_and_no_card_has_more_than_it_has(plain: holdover.Estimate) -> None:
+    plan = planned("1000GiB")
+    assert plan.choices == ()
+    assert plan.reserved_bytes == plan.unplanned_reserved_bytes == plain.reserved_bytes
+    assert plan.extra_time == 0.0
+    assert "of 79.10 GiB, what h100-80gb has, 1.42 GiB are for the context" in plan.notes[0]
+
+
+def test_the_lowest_peak_says_what_it_reserves() -> None:
+    plan = planned("min")
+    assert plan.budget_bytes is None
+    assert plan.reserved_bytes is not None
+    assert plan.unplanned_reserved_bytes is not None
+    assert plan.predicted_peak_bytes <= plan.reserved_bytes < plan.unplanned_reserved_bytes
+    assert "At most" not in plan.notes[0]
+
+
+def test_a_budget_below_the_floor() -> None:
+    with pytest.raises(holdover.BudgetError) as error:
+        planned(CONTEXT + 100 * MIB)
+    said = str(error.value)
+    assert "A budget of 1.52 GiB of reserved memory cannot be met on h100-80gb (it has 79.10 GiB; 1.42 GiB are" in said
+    assert "the plan of the lowest peak allocates" in said
+    assert 'or budget="min"' in said
+    assert error.value.floor_bytes == error.value.parts["reserved"] + CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"budget_kind": "cached"}, holdover.PlanError, "held against 'reserved' or 'allocated'"),
+        ({"budget_kind": "reserved", "device": "cpu"}, holdover.PlanError, "needs a card: name one by device="),
+        ({"device": "h1000"}, holdover.DeviceError, "unknown card 'h1000'; the table has"),
+        ({"compiled": True}, holdover.PlanError, "the compiler's kernels for h100-80gb are not known"),
+    ],
+)
+def test_what_is_refused(more: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as raised:
+        planned("50%", **more)
+    assert said in str(raised.value)
+
+
+def test_a_plan_for_a_card_is_harmless_where_other_ops_run() -> None:
+    """The CPU runs other dropout than the card: what is not found at its place is kept, and the step is the same."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64)) for _ in range(3)]
+    small = nn.Sequential(*blocks)
+    x = torch.randn(512, 64)
+    plan = holdover.plan(small, (x,), budget="min", device="h100-80gb", time_limit=2.0)
+    here = {op.name for op in record(small, (x,)).ops}
+    assert {c.op for c in plan.choices} - here == {"aten.native_dropout.default"}
+    gradients = []
+    for apply in (False, True):
+        if apply:
+            holdover.apply_(small, plan)
+        torch.manual_seed(1)
+        small.zero_grad()
+        small(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in small.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
