@@ -6,10 +6,13 @@ tensors are wrapped by a function transform.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._C import _ExcludeDispatchKeyGuard as ExcludeDispatchKeyGuard
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -45,6 +48,7 @@ __all__ = [
     "disable_current_modes",
     "excluding",
     "foreach_types",
+    "has_kernel",
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "sequence_number",
@@ -61,6 +65,6 @@ def excluding(key: DispatchKey) -> ExcludeDispatchKeyGuard:
     return ExcludeDispatchKeyGuard(DispatchKeySet(key))
 
 
-def foreach_types() -> tuple[list[type], list[type]]:
+def foreach_types() -> tuple[list[Any], list[Any]]:
     """The tensor types that optimizers and gradient clipping put through foreach ops: PyTorch's own lists."""
     return _optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types

@@ -49,7 +49,7 @@ class Faker:
             if tensor.is_conj():
                 fake = torch._conj(fake)
             fake = fake.detach()
-        if has_integers(tensor) and few(tensor):
+        if (has_integers(tensor) or id(tensor) in self.stay) and few(tensor):
             self.known.learn(fake, tensor)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)

@@ -20,6 +20,7 @@ from holdover.trace.ops import is_random, op_name, written_arguments
 CONSTANTS = frozenset({"arange", "full", "ones", "zeros", "scalar_tensor", "eye", "linspace"})
 CONSTANTS_LIKE = frozenset({"full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"})
 MOST_ELEMENTS = 1 << 24
+FAILED = object()  # not None, which ops that only write give back
 MOST_FLOATING_ELEMENTS = 1 << 16
 
 
@@ -53,8 +54,8 @@ class KnownValues:
             if known < len(tensors) or is_random(func):
                 self._forget_written(func, args, kwargs)
                 return
-        real = self._compute(func, args, kwargs) if small(out) else None
-        if real is None:
+        real = self._compute(func, args, kwargs) if small(out) else FAILED
+        if real is FAILED:
             self._forget_written(func, args, kwargs)
             return
         fakes, values = ([t for t in tree_leaves(o) if isinstance(t, torch.Tensor)] for o in (out, real))
@@ -80,7 +81,7 @@ class KnownValues:
         try:
             return self._run(func, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError, IndexError):  # for example another device
-            return None
+            return FAILED
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         def real(tensor: torch.Tensor) -> torch.Tensor:

@@ -279,9 +279,9 @@ def _know_what_exists(recorder: Recorder, step: Step, optimizer: torch.optim.Opt
             recorder.know(b, Category.BUFFER, name)
     for i, t in enumerate(tensors_in((step.args, step.kwargs))):
         recorder.know(t, Category.INPUT, f"input {i}")
-    replace_tensors(step, lambda t: _know_other(recorder, t))
     if optimizer is not None:
         _know_optimizer(recorder, optimizer)
+    replace_tensors(step, lambda t: _know_other(recorder, t))
     _name_gradients(recorder, step)
 
 

@@ -6,6 +6,7 @@ table in `rules.py` has a row for each.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from holdover.trace._torch import COMPOSITE
+from holdover.trace._torch import COMPOSITE, has_kernel
 from holdover.trace.target import recurrent
 from holdover.trace.target.attention import scaled_dot_product_attention
 from holdover.trace.target.autocast import Autocast
@@ -54,9 +55,8 @@ def batch_norm_impl_index(
     if batch_norm_is_cudnn(input, weight, bias, running_mean, running_var, training, eps, cudnn_enabled, target):
         channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
         last = channels_last is not None and input.is_contiguous(memory_format=channels_last)
-        if not (last or input.is_contiguous()):
-            input = input.contiguous()
-        out = aten.cudnn_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        dense = input if last or input.is_contiguous() else input.contiguous()
+        out = aten.cudnn_batch_norm(dense, weight, bias, running_mean, running_var, training, momentum, eps)
         return (*out, 1)
     reserve = torch.empty(0, dtype=torch.uint8, device=input.device)
     out = aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -160,18 +160,23 @@ def rules_in_effect(target: Target) -> Iterator[None]:
     autocast = Autocast()
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name, function in COMPOSITES.items():
-            library.impl(name, bound(function, target), "AutogradCUDA")
-        for name in KERNELS:
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
-                library.impl(name, unreachable, "CUDA")
-        for name, kernel in autocast.kernels().items():
-            library.impl(name, kernel, "AutocastCUDA", allow_override=True)
-        library.impl("_cudnn_rnn", recurrent.under_autocast, "AutocastCUDA", allow_override=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns of the C++ kernels that give way
+            register(library, target, autocast)
         with patch.object(torch, "clear_autocast_cache", autocast.clear):
             yield
     finally:
         library._destroy()
+
+
+def register(library: torch.library.Library, target: Target, autocast: Autocast) -> None:
+    for name, function in COMPOSITES.items():
+        library.impl(name, bound(function, target), "AutogradCUDA")
+    for name in KERNELS:
+        if not has_kernel(f"aten::{name}", "CUDA"):
+            library.impl(name, unreachable, "CUDA")
+    for name, kernel in (*autocast.kernels().items(), ("_cudnn_rnn", recurrent.under_autocast)):
+        library.impl(name, kernel, "AutocastCUDA", allow_override=True)
 
 
 def bound(function: Callable[..., Any], target: Target) -> Callable[..., Any]:

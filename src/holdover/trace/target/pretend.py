@@ -95,6 +95,9 @@ def pretending(target: Target, faker: Callable[[torch.Tensor], torch.Tensor]) ->
         stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(make_subclass)))
         for name, kind in (("is_cuda", "cuda"), ("is_cpu", "cpu"), ("is_meta", "meta")):
             stack.enter_context(patch.object(FakeTensor, name, is_on(kind), create=True))
+        stack.enter_context(
+            patch.object(FakeTensor, "get_device", lambda tensor: -1 if tensor.is_cpu else 0, create=True)
+        )
         for name, answer in answers(target).items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch, "tensor", placed(torch.tensor, faker)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ def gru_cell(
     return out
 
 
-# -- what the ops give back, where PyTorch's fake kernels do not say -------------------------------------------------------
+# -- what the ops give back, where PyTorch's fake kernels do not say --------------------------------------------------
 
 
 def cudnn_rnn_outputs(
@@ -194,7 +194,7 @@ def grid_sampler_backward_outputs(input: torch.Tensor, grid: torch.Tensor, grad:
     return torch.empty_like(input), torch.empty_like(grid)
 
 
-FAKE_KERNELS = {
+FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: cudnn_rnn_outputs,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward_outputs,
     aten._thnn_fused_gru_cell.default: gru_cell_outputs,

@@ -107,7 +107,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# -- attention ------------------------------------------------------------------------------------------------------------
+# -- attention --------------------------------------------------------------------------------------------------------
 
 FLASH, EFFICIENT, MATH, CUDNN = "flash", "efficient", "math", "cudnn"
 
@@ -271,7 +271,7 @@ def gemm_alignment(dtype: torch.dtype, target: Target) -> int:
     return max(base, 128 // (16 if half else 32)) if tensor_cores else base
 
 
-# -- cuDNN ----------------------------------------------------------------------------------------------------------------
+# -- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
 def batch_norm_is_cudnn(
@@ -314,7 +314,7 @@ RNN_SAVED_PER_STEP = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 does not publish its size; this is a guess by what backward needs, and the trace says so."""
 
 
-# -- autocast (autocast_mode.h) -----------------------------------------------------------------------------------------
+# -- autocast (autocast_mode.h) ---------------------------------------------------------------------------------------
 
 LOWER_PRECISION = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",

@@ -9,7 +9,6 @@ from holdover.trace.target.card import Target
 
 MIB = 1 << 20
 CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
-ATTENTION_BACKWARD = ("_attention_backward.",)
 
 
 def unknowns(trace: Trace, target: Target) -> list[str]:
@@ -17,8 +16,8 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
     names = {op.name for op in trace.ops}
     found = [
         f"The ops are those that PyTorch's source says {target.name} runs; none was seen on the card.",
-        f"Not in this recording: the workspace of cuBLAS, {cublas_workspace_bytes(target) / MIB:.3f} MiB from the first "
-        "matrix product on; the CUDA context, outside PyTorch's allocator, size unknown (100 MiB to 1.4 GiB were seen); "
+        f"Not in this recording: workspace of cuBLAS, {cublas_workspace_bytes(target) / MIB:.3f} MiB from the first "
+        "matrix product on; the CUDA context, outside PyTorch's allocator, size unknown (100 MiB to 1.4 GiB seen); "
         "buffers of NCCL, size unknown.",
     ]
     if any(name.startswith(CONVOLUTIONS) for name in names):
