@@ -27,11 +27,12 @@ from holdover.cli.common import (
 @fails_politely
 def report(
     model: ModelArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The page, one file that opens from disk.")
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page, one file that opens from disk.")] = Path(
+        "report.html"
+    ),
     budget: Annotated[
-        str, typer.Option("--budget", help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min.")
+        str,
+        typer.Option("--budget", help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min."),
     ] = "70%",
     optimizer: OptimizerOption = "adamw",
     precision: PrecisionOption = None,

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from holdover.cost.measured import price, replay_overhead_seconds
+from holdover.cost.devices import Card
+from holdover.cost.measured import price
+from holdover.cost.roofline import modelled
 from holdover.memory.estimate import Estimate, estimate_of, workspaces
 from holdover.memory.simulate import CATEGORIES, Choices
+from holdover.planning.api import priced_problem
 from holdover.planning.plan import Plan
-from holdover.planning.problem import candidates
 from holdover.report.html.held import (
     KEEP,
     PACKED,
@@ -64,7 +66,7 @@ class Strings:
 
 def page_data(
     trace: Trace, plans: Sequence[Plan] = (), *, estimate: Estimate | None = None, chosen: int = 0,
-    scaling: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, Any] | None = None, card: Card | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that the page shows of a recorded step.
 
@@ -72,6 +74,7 @@ def page_data(
         plans: plans of this trace, falling peaks; a frontier's. The first should be the step without a plan.
         estimate: the trace's estimate, where it is there already.
         chosen: index of the plan that the page opens with.
+        card: the card that the step was recorded for, if that is not here.
         scaling: what other sizes of the step were found to hold, from `holdover.report.scaling`.
     """
     estimate = estimate or estimate_of(trace)
@@ -81,7 +84,7 @@ def page_data(
     runs = runs_of(shown)
     plain = watch(shown, workspace)
     rows = held_values(shown)
-    cost, seconds, step_seconds = _costs(shown) if plans else ({}, [], 0.0)
+    cost, seconds, step_seconds = _costs(shown, workspace, plans, card) if plans else ({}, [], 0.0)
     at_peak = _at_highest(plain)
     storages = _listed(shown, plain)
     number = {s: i for i, s in enumerate(storages)}
@@ -130,15 +133,18 @@ def page_data(
     return data
 
 
-def _costs(shown: Shown) -> tuple[dict[int, float], list[float], float]:
-    """Seconds of a replay by op that may be replayed; seconds of each shown op; their sum."""
+def _costs(
+    shown: Shown, workspace: Mapping[int, int], plans: Sequence[Plan], card: Card | None
+) -> tuple[Mapping[int, float], list[float], float]:
+    """Seconds of a replay by op that may be replayed; seconds of each shown op's kernel; the step's own seconds."""
     trace = shown.trace
-    device = trace.storages[0].device if trace.storages else "cpu"
-    prices = [c.seconds for c in price(trace.signatures, device=device)]
-    overhead = replay_overhead_seconds(device)
-    _, able = candidates(trace, with_loss=True)
-    seconds = [prices[trace.ops[n].signature] for n in shown.ops]
-    return {o: prices[trace.ops[o].signature] + overhead for o in able}, seconds, sum(seconds)
+    problem, _ = priced_problem(trace, workspace, with_loss=any(p.with_loss for p in plans), card=card)
+    if card is not None:
+        prices = modelled(trace.signatures, card)
+    else:
+        device = trace.storages[0].device if trace.storages else "cpu"
+        prices = price(trace.signatures, device=device, replayed=())
+    return problem.cost, [prices[trace.ops[n].signature].seconds for n in shown.ops], problem.step_seconds
 
 
 def _at_highest(plain: Watched) -> frozenset[int]:
@@ -318,5 +324,3 @@ def _plan_modules(
         entry[3] += seen.timeline.replays.get(o, 0)
         entry[4] += seen.timeline.replays.get(o, 0) * cost.get(o, 0.0)
     return [[m, *entry[:4], float(f"{entry[4]:.4g}")] for m, entry in sorted(table.items())]
-
-

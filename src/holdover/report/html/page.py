@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 SCRIPTS = ("base.js", "stack.js", "memory.js", "frontier.js", "life.js", "tables.js", "main.js")
 """In the order in which they are put together: parts of one ES module."""
 
-NO_SIZES = "The command holdover report records other batch sizes, lengths and depths too, and puts their controls here."
+NO_SIZES = (
+    "The command holdover report records other batch sizes, lengths and depths too, and puts their controls here."
+)
 
 
 def render_page(data: Mapping[str, Any], **more: Any) -> str:
@@ -57,7 +59,7 @@ def plan_page(plan: Plan, estimate: Estimate | None = None) -> str:
                 f"The estimate is of {estimate.model} with {estimate.inputs}, the plan for {plan.model} with "
                 f"{plan.inputs}: pass the estimate of the step that was planned, or none."
             )
-        return render_page(page_data(estimate.trace, [_without(plan), plan], estimate=estimate, chosen=1))
+        return render_page(page_data(estimate.trace, [without(plan), plan], estimate=estimate, chosen=1))
     facts = [
         ("budget", "the lowest peak" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)),
         ("lowest peak found", format_bytes(plan.floor_bytes)),
@@ -71,7 +73,7 @@ def plan_page(plan: Plan, estimate: Estimate | None = None) -> str:
     return fill(title=f"Plan for {plan.model}", above=above)
 
 
-def _without(plan: Plan) -> Plan:
+def without(plan: Plan) -> Plan:
     """The step as it is, as a plan: what the page compares a plan with."""
     return replace(
         plan, choices=(), modules=(), budget_bytes=plan.unplanned_peak_bytes, extra_time=0.0, bound_extra_time=0.0,

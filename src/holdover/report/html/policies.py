@@ -59,7 +59,9 @@ def policies_of(
     return [
         policy("every block", f"activation checkpointing of each of {len(names)} blocks", inside),
         policy("every second block", f"activation checkpointing of {len(names[::2])} of {len(names)} blocks", half),
-        policy("selective", "in each block, matrix products, convolutions and attention kept, the rest made again", cheap),
+        policy(
+            "selective", "in each block, matrix products, convolutions and attention kept, the rest made again", cheap
+        ),
     ]
 
 

@@ -9,14 +9,20 @@ from typing import Any
 
 import torch
 
+from holdover.cost.devices import Card
 from holdover.memory.estimate import estimate_of
 from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
-from holdover.planning.frontier import Frontier, frontier_of
+from holdover.planning.api import plan_of
+from holdover.planning.frontier import frontier_of
+from holdover.planning.plan import Plan
 from holdover.report.html.data import page_data
+from holdover.report.html.page import without
 from holdover.report.scaling import Subject, scaling_of
+from holdover.trace.graph import Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
+from holdover.units import parse_budget
 
 Stage = Callable[[str], AbstractContextManager[Any]]
 
@@ -65,19 +71,23 @@ def page_for(
             device=place.device, corrections=true_outputs, target=place.target,
         )  # fmt: skip
         estimate = estimate_of(trace, precision=request.precision, card=place.card)
-    frontier = None
-    with stage("timing its ops, finding the frontier"):
-        frontier = frontier_of(trace, precision=request.precision, time_limit=request.time_limit)
+    with stage("timing its ops, finding the frontier" if place.card is None else f"planning for {place.card.title}"):
+        plans, chosen = _plans(trace, request, place.card)
     scaling = None
     if request.sizes:
         with stage("recording it at other sizes"):
             subject = Subject(model, tuple(args), dict(kwargs), loss, request.precision, place.device)
             scaling = scaling_of(subject, trace)
     with stage("drawing"):
-        return page_data(
-            trace, frontier.plans, estimate=estimate, chosen=_opening(frontier, request.budget), scaling=scaling
-        )
+        return page_data(trace, plans, estimate=estimate, chosen=chosen, scaling=scaling, card=place.card)
 
 
-def _opening(frontier: Frontier, budget: int | str) -> int:
-    return frontier.plans.index(frontier.at(budget))
+def _plans(trace: Trace, request: Request, card: Card | None) -> tuple[tuple[Plan, ...], int]:
+    """The frontier and where on it the page opens; for a card that is not here, the one plan for the budget."""
+    if card is None:
+        frontier = frontier_of(trace, precision=request.precision, time_limit=request.time_limit)
+        return frontier.plans, frontier.plans.index(frontier.at(request.budget))
+    plan = plan_of(
+        trace, parse_budget(request.budget), precision=request.precision, time_limit=request.time_limit, card=card
+    )  # fmt: skip
+    return (without(plan), plan), 1

@@ -1,0 +1,1 @@
+"""`holdover serve`: the report page on this machine, with a form that records and plans again."""
