@@ -11,6 +11,8 @@ from holdover.cli.closed_form import closed_form
 from holdover.cli.demo import demo
 from holdover.cli.devices import devices
 from holdover.cli.estimate import estimate
+from holdover.cli.explain import explain
+from holdover.cli.frontier import frontier
 from holdover.cli.plan import plan
 from holdover.cli.report import report
 from holdover.cli.verify import verify
@@ -43,5 +45,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, report, verify, closed_form, devices, demo):
+for command in (estimate, plan, frontier, explain, report, verify, closed_form, devices, demo):
     app.command()(command)

@@ -15,6 +15,9 @@ from typing import Any
 from holdover.memory.simulate import NOTHING, Choices, _Recipe, _Walk
 from holdover.trace.graph import OUTSIDE, Category, Event, Phase, Trace
 
+EXISTING = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
+"""What is there before the step, and after it."""
+
 
 class Fate(enum.StrEnum):
     """What becomes of a value after forward."""
@@ -23,6 +26,7 @@ class Fate(enum.StrEnum):
     DROPPED = "dropped"
     PACKED = "packed"
     UNSAVED = "not saved"
+    EXISTING = "there anyway"
 
 
 class State(enum.StrEnum):
@@ -151,10 +155,10 @@ def lives_of(trace: Trace, values: Iterable[int], choices: Choices = NOTHING) ->
     lives = {}
     for number in wanted:
         value = trace.values[number]
-        maker = trace.ops[value.maker] if value.maker >= 0 else None
+        maker = trace.ops[value.maker] if value.maker >= first else None
         spans = tuple(walk.spans[number])
         lives[number] = Life(
-            value=number, storage=value.storage, op=value.maker, name=name_of(trace, number),
+            value=number, storage=value.storage, op=maker.id if maker else -1, name=name_of(trace, number),
             module=trace.calls[maker.call].path if maker else "", op_name=maker.name if maker else "",
             dtype=value.dtype, nbytes=trace.storages[value.storage].nbytes, fate=_fate(trace, number, choices),
             first_op=first, produced=maker.id - first if maker else -1, saved=tuple(saved[number]),
@@ -186,8 +190,9 @@ def name_of(trace: Trace, value: int) -> str:
     number ("norm:0.1").
     """
     made = trace.values[value]
-    if made.maker < 0:
-        return trace.storages[made.storage].name or f"value {value}"
+    storage = trace.storages[made.storage]
+    if made.maker < 0 or storage.category in EXISTING:
+        return storage.name or f"value {value}"
     op = trace.ops[made.maker]
     call = trace.calls[op.call]
     if call.key == OUTSIDE:
@@ -200,6 +205,8 @@ def name_of(trace: Trace, value: int) -> str:
 
 
 def _fate(trace: Trace, value: int, choices: Choices) -> Fate:
+    if trace.storages[trace.values[value].storage].category in EXISTING:
+        return Fate.EXISTING
     slots = [s for s in trace.slots if s.value == value]
     if not slots:
         return Fate.DROPPED if trace.values[value].maker in choices.recompute else Fate.UNSAVED

@@ -1,0 +1,81 @@
+"""`holdover frontier MODEL`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdover.cli.common import (
+    BatchOption,
+    DeviceOption,
+    DevicesOption,
+    JsonOption,
+    ModelArgument,
+    OptimizerOption,
+    PrecisionOption,
+    SeqOption,
+    add_devices,
+    check_writable,
+    fails_politely,
+    named_optimizer,
+    show,
+    show_json,
+    stage,
+)
+
+
+@fails_politely
+def frontier(
+    model: ModelArgument,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw it to this file (.png, .svg, .pdf).", show_default=False)
+    ] = None,
+    optimizer: OptimizerOption = "adamw",
+    precision: PrecisionOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    batch: BatchOption = 8,
+    seq: SeqOption = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take.")
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """List the plans between the step as it is and its lowest peak: what each byte costs in time."""
+    import holdover
+    from holdover.cli.model_spec import load
+
+    add_devices(devices)
+    if png is not None:
+        from holdover.report.figures.canvas import check_drawable
+
+        check_writable(png)
+        check_drawable(png)
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=True)
+    with stage("recording the step, timing its ops, solving"):
+        found = holdover.frontier(
+            step.model,
+            step.args,
+            step.kwargs,
+            loss=step.loss,
+            optimizer=named_optimizer(optimizer),
+            precision=precision,
+            device=device,
+            time_limit=time_limit,
+        )
+    if png is not None:
+        from holdover.report.figures.frontier import draw_frontier
+
+        draw_frontier(found, png)
+    if as_json:
+        show_json(json.loads(found.to_json()))
+    else:
+        from holdover.report.frontier_view import frontier_view
+
+        show(frontier_view(found))
+        if png is not None:
+            typer.echo(f"\ndrew {png}")

@@ -1,0 +1,103 @@
+"""How people name tensors of a step: a module, or an op of one, as `memory.life.name_of` writes it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from holdover.errors import HoldoverError
+from holdover.memory.life import EXISTING, name_of, saved_values
+from holdover.trace.graph import OUTSIDE, Phase, Trace
+
+LOSS = "loss"
+
+
+def find(trace: Trace, text: str) -> list[int]:
+    """The values of the last step that a name stands for, in order of making.
+
+    Args:
+        text: "blocks.0.mlp" is all that autograd saves of what this module and those below it make; "blocks.0.mlp:2"
+            is the result of one op, by its place; "blocks.0.mlp:gelu" are those of an op by its name; ":2" is of the
+            model itself, "loss:0" of the loss. A second result of an op is "norm:0.1", one of the module's second
+            call "drop:1:2". Names of parameters, buffers and inputs are known too.
+
+    Raises:
+        HoldoverError: there is no such thing; says what is near.
+
+    >>> import torch
+    >>> from holdover.trace.record import record
+    >>> trace = record(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), (torch.ones(2, 4),))
+    >>> [name_of(trace, v) for text in ("0", "1:gelu", "0.weight") for v in find(trace, text)]
+    ['0:0', '1:0', '0.weight']
+    """
+    made = _made(trace)
+    if text in made:
+        return [made[text]]
+    existing = {s.name: s.id for s in trace.storages if s.name and s.category in EXISTING}
+    if text in existing:
+        return [_at_start(trace, existing[text])]
+    module, colon, op = text.rpartition(":")
+    if colon and not re.fullmatch(r"[\d.]+", op):
+        found = [v for name, v in made.items() if _home(name) == module and _is_named(trace, v, op)]
+        saved = set(saved_values(trace))
+        if found:
+            return [v for v in found if v in saved] or found
+    below = [v for v in saved_values(trace) if _is_below(trace, v, text)]
+    if below:
+        return below
+    raise HoldoverError(_unknown(trace, text, [*made, *existing]))
+
+
+def _made(trace: Trace) -> dict[str, int]:
+    last = max((op.step for op in trace.ops), default=0)
+    return {
+        name_of(trace, v): v
+        for op in trace.ops
+        if op.step == last and op.phase in (Phase.FORWARD, Phase.LOSS) and op.index >= 0
+        for v in op.outputs
+    }
+
+
+def _at_start(trace: Trace, storage: int) -> int:
+    """What a storage holds when the last step begins."""
+    last = max((op.step for op in trace.ops), default=0)
+    before = [v for v in trace.values if v.storage == storage and (v.maker < 0 or trace.ops[v.maker].step < last)]
+    return max(before, key=lambda v: v.version).id
+
+
+def _home(name: str) -> str:
+    """The module, with the number of its call, of a name."""
+    return name.rpartition(":")[0]
+
+
+def _is_named(trace: Trace, value: int, op: str) -> bool:
+    name = trace.ops[trace.values[value].maker].name
+    return op in (name, name.removeprefix("aten."), name.split(".")[1] if "." in name else name)
+
+
+def _is_below(trace: Trace, value: int, path: str) -> bool:
+    call = trace.calls[trace.ops[trace.values[value].maker].call]
+    if call.key == OUTSIDE:
+        return path == LOSS
+    return path in ("", ".") or path in (call.path, call.key) or call.path.startswith(f"{path}.")
+
+
+def _unknown(trace: Trace, text: str, names: Iterable[str]) -> str:
+    paths = [c.path for c in trace.calls if c.path]
+    module, colon, op = text.rpartition(":")
+    if text in paths:
+        return f"nothing that {text} makes is saved for backward, so there is nothing to drop there"
+    if colon and (module in paths or module in ("", LOSS)):
+        own = dict.fromkeys(
+            f"{name} ({trace.ops[trace.values[v].maker].name})"
+            for name, v in _made(trace).items()
+            if _home(name) == module
+        )
+        if own:
+            return f"{module or 'the model itself'} has no op {op!r}; its ops: {', '.join(list(own)[:12])}"
+    choices = dict.fromkeys([*paths, *names])
+    near = difflib.get_close_matches(text, choices, n=5, cutoff=0.4) or [n for n in choices if text and text in n][:5]
+    return f"there is no module or tensor {text!r} in this step" + (
+        f"; near it: {', '.join(near)}" if near else f"; it begins with: {', '.join(list(choices)[:5])}"
+    )
