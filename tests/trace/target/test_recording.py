@@ -45,11 +45,11 @@ from holdover.trace.target import Target
 import sys
 lists = sys.modules["torch.optim.optimizer"]
 model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.SiLU()), torch.randn(4, 8)
-make, tensor, types = torch.Tensor._make_subclass, torch.tensor, list(lists._foreach_supported_types)
+make, tensor = torch.Tensor._make_subclass, torch.tensor
 trace = record(model, (x,), optimizer="adamw", precision="bf16-mixed", target=Target("a100-80gb", (8, 0)))
 assert any(op.name.startswith("aten.native_dropout.") for op in trace.ops)
 assert torch.Tensor._make_subclass == make and torch.tensor is tensor and not torch.cuda.is_available()
-assert lists._foreach_supported_types == types
+assert not any(kind.__name__ == "FakeTensor" for kind in lists._foreach_supported_types)
 for name in ("dropout", "lstm.input", "to.dtype_layout"):
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::" + name, "AutogradCUDA"), name
 assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::silu_backward", "CUDA")
@@ -213,16 +213,11 @@ def test_what_is_not_known_is_named() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.lstm(self.norm(self.conv(x)).permute(2, 0, 1))[0]
 
-    for target, mebibytes in ((H100, "32.000"), (A100, "8.125")):
-        said = "\n".join(record(All(), (torch.randn(2, 8, 10),), target=target).uncertainties)
-        assert f"workspace of cuBLAS, {mebibytes} MiB" in said
-        for subject in (
-            "context",
-            "NCCL",
-            "convolutions: size unknown",
-            "recurrent layers keep for backward is a guess",
-        ):
-            assert subject in said
+    said = "\n".join(record(All(), (torch.randn(2, 8, 10),), target=H100).uncertainties)
+    subjects = ("workspace of cuBLAS", "CUDA context", "NCCL, size unknown", "convolutions: size unknown", "batch norm",
+                "recurrent layers keep for backward is a guess, 0.0 MiB")  # fmt: skip
+    for subject in subjects:
+        assert subject in said, subject
     assert record(nn.Linear(2, 2), (torch.ones(1, 2),)).uncertainties == []
     short = "\n".join(record(nn.Linear(2, 2), (torch.ones(1, 2),), target=Target("x", (8, 0))).uncertainties)
     assert "convolutions" not in short

@@ -16,9 +16,8 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
     names = {op.name for op in trace.ops}
     found = [
         f"The ops are those that PyTorch's source says {target.name} runs; none was seen on the card.",
-        f"Not in this recording: workspace of cuBLAS, {cublas_workspace_bytes(target) / MIB:.3f} MiB from the first "
-        "matrix product on; the CUDA context, outside PyTorch's allocator, size unknown (100 MiB to 1.4 GiB seen); "
-        "buffers of NCCL, size unknown.",
+        "Not in the recording: the workspace of cuBLAS and the CUDA context, whose sizes go with the card and are added "
+        "by an estimate; buffers of NCCL, size unknown.",
     ]
     if any(name.startswith(CONVOLUTIONS) for name in names):
         found.append("Workspace of cuDNN's convolutions: size unknown; freed at once, so it shows in reserved memory.")
@@ -33,11 +32,6 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
     if any("cudnn_attention_backward" in name for name in names):
         found.append("Workspace of cuDNN's attention backward: size unknown.")
     return found
-
-
-def cublas_workspace_bytes(target: Target) -> int:
-    """CUDABlas getChosenWorkspaceSize: 32 MiB from sm90 on, else 4096 KiB * 2 + 16 KiB * 8."""
-    return 32 * MIB if target.capability >= (9, 0) else 8_519_680
 
 
 def rnn_reserve_bytes(trace: Trace) -> int:
