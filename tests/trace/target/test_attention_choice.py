@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.trace.target.cases import A100, H100, H100_CUDA12, RTX4090, T4
 
 from holdover.trace.target import Target
 from holdover.trace.target.rules import CUDNN, EFFICIENT, FLASH, MATH, Attention, attention_backend
-
-from .cases import A100, H100, H100_CUDA12, RTX4090, T4
 
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 BLACKWELL = Target("rtx5090", (12, 0))

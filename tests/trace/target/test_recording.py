@@ -8,14 +8,13 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.trace.target.cases import A100, H100, T4, SwiGLU
 from torch import nn
 
 from holdover.errors import TraceError
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.trace.record import record
 from holdover.trace.target import Target
-
-from .cases import A100, H100, T4, SwiGLU
 
 
 def names(trace: Trace, phase: Phase, step: int = 0) -> list[str]:

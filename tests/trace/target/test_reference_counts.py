@@ -5,12 +5,11 @@ from __future__ import annotations
 import benchmarks.zoo  # noqa: F401  (lets transformers import beside a torchvision without compiled ops)
 import pytest
 import torch
+from tests.trace.target.cases import H100
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.trace.graph import Category, Trace
 from holdover.trace.record import record
-
-from .cases import H100
 
 SEQ, HIDDEN = 4096, 4096
 SBH = SEQ * HIDDEN

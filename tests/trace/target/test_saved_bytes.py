@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.trace.target.cases import CASES, Case
 
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.trace.record import record
 from holdover.trace.target import composites
-
-from .cases import CASES, Case
 
 
 def recorded(case: Case) -> Trace:

@@ -16,7 +16,7 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
     names = {op.name for op in trace.ops}
     found = [
         f"The ops are those that PyTorch's source says {target.name} runs; none was seen on the card.",
-        "Not in the recording: the workspace of cuBLAS and the CUDA context, whose sizes go with the card and are added "
+        "Not in the recording: the workspace of cuBLAS and the CUDA context, which go with the card and are added "
         "by an estimate; buffers of NCCL, size unknown.",
     ]
     if any(name.startswith(CONVOLUTIONS) for name in names):
