@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs dev clean
+.PHONY: demo test lint docs screenshots browser dev clean
 
 demo: $(VENV)/.core
 	$(BIN)/holdover demo
 
-test: $(VENV)/.test
+test: $(VENV)/.test browser
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.lint
@@ -20,6 +20,10 @@ lint: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+# Draws the pictures of docs/report.md anew, from reports made here.
+screenshots: $(VENV)/.test browser
+	$(BIN)/python docs/screenshots.py
 
 dev: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs
 
@@ -34,6 +38,12 @@ $(VENV)/.core: $(BIN)/python pyproject.toml Makefile
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) $(TORCH) -e '.[test,zoo,plots]'
 	touch $@
+
+# The report page is tested in Debian's Chromium, or the one that CHROMIUM names. Where root may install it, it is.
+browser:
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  echo "no Chromium here: the tests of the report page will fail; install it, or name one in CHROMIUM" >&2
 
 $(VENV)/.lint: $(VENV)/.core
 	$(PIP) $(TORCH) -e '.[lint]'

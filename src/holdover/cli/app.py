@@ -15,6 +15,7 @@ from holdover.cli.explain import explain
 from holdover.cli.frontier import frontier
 from holdover.cli.plan import plan
 from holdover.cli.report import report
+from holdover.cli.serve import serve
 from holdover.cli.verify import verify
 
 app = typer.Typer(
@@ -45,5 +46,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, frontier, explain, report, verify, closed_form, devices, demo):
+for command in (estimate, plan, frontier, explain, report, serve, verify, closed_form, devices, demo):
     app.command()(command)

@@ -92,7 +92,8 @@ class _Study:
         if any(layers is None for layers in found.values()):
             return self._nothing()
         polynomials = {
-            name: fit(batches, seqs, lambda b, s, name=name: saved(found[b, s], name)) for name in self._grid_names()
+            name: fit(batches, seqs, {sizes: saved(layers, name) for sizes, layers in found.items()})
+            for name in self._grid_names()
         }
         checks = [(self.batch, self.seq), (3, (3 * top // 8 + 1) if top > 1 else self.seq)]
         if not all(self._agrees(polynomials, b, s) for b, s in checks):
@@ -221,7 +222,7 @@ def saved(layers: Mapping[str, Layer] | None, name: str) -> int:
     return layer.saved_bytes if layer else 0
 
 
-# -- changing a step's sizes ----------------------------------------------------------------------------------------------
+# -- changing a step's sizes ------------------------------------------------------------------------------------------
 
 
 def base_sizes(subject: Subject) -> tuple[int, int]:
@@ -326,20 +327,22 @@ def _repeated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-# -- polynomials --------------------------------------------------------------------------------------------------------
+# -- polynomials ------------------------------------------------------------------------------------------------------
 
 
-def fit(batches: Sequence[int], seqs: Sequence[int], bytes_at: Callable[[int, int], int]) -> list[list[Fraction]]:
+def fit(
+    batches: Sequence[int], seqs: Sequence[int], measured: Mapping[tuple[int, int], int]
+) -> list[list[Fraction]]:  # fmt: skip
     """Coefficients c[i][j] of batch^i * seq^j of the polynomial through the given sizes, exactly.
 
-    >>> fit([2, 8], [4, 8, 16], lambda b, s: 7 + b * s * (s + 5))[1]
+    >>> fit([2, 8], [4, 8, 16], {(b, s): 7 + b * s * (s + 5) for b in (2, 8) for s in (4, 8, 16)})[1]
     [Fraction(0, 1), Fraction(5, 1), Fraction(1, 1)]
     """
     total = [[Fraction(0)] * len(seqs) for _ in batches]
     for b, s in itertools.product(batches, seqs):
         rows, columns = _basis(batches, b), _basis(seqs, s)
         for i, j in itertools.product(range(len(batches)), range(len(seqs))):
-            total[i][j] += bytes_at(b, s) * rows[i] * columns[j]
+            total[i][j] += measured[b, s] * rows[i] * columns[j]
     return total
 
 

@@ -1,4 +1,4 @@
-"""The process that works on one job: the form's fields on standard input, progress on standard output, data in a file."""
+"""The process that works on one job: the form on standard input, progress on standard output, data in a file."""
 
 from __future__ import annotations
 

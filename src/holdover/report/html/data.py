@@ -17,18 +17,9 @@ from holdover.cost.roofline import modelled
 from holdover.memory.estimate import Estimate, estimate_of, workspaces
 from holdover.memory.simulate import CATEGORIES, Choices
 from holdover.planning.api import priced_problem
+from holdover.planning.choices import choices_of
 from holdover.planning.plan import Plan
-from holdover.report.html.held import (
-    KEEP,
-    PACKED,
-    REASONS,
-    RECOMPUTE,
-    Held,
-    choices_of,
-    held_values,
-    reasons_of,
-    state_of,
-)  # fmt: skip
+from holdover.report.html.held import KEEP, PACKED, REASONS, RECOMPUTE, Held, held_values, reasons_of, state_of
 from holdover.report.html.moments import Run, Shown, Watched, runs_of, shown_step, tops, watch, watch_planned
 from holdover.report.html.policies import policies_of
 from holdover.report.stack import LOSS, stack_of
@@ -117,7 +108,7 @@ def page_data(
         "chosen": chosen,
     }
     for plan in plans:
-        choices = choices_of(shown, plan)
+        choices = choices_of(trace, plan)
         seen = watch_planned(shown, choices, workspace, plain) if plan.choices else plain
         data["plans"].append({
             **_plan_data(plan), **_watched_data(seen, runs, shown, number, plain.spans),
@@ -285,7 +276,7 @@ def _held_data(
         "bytes": [r.nbytes for r in rows],
         "maker": deltas(r.maker for r in rows),
         "dtype": [strings[r.dtype] for r in rows],
-        "shape": [strings[" × ".join(map(str, r.shape)) if r.shape else ""] for r in rows],
+        "shape": [strings[" x ".join(map(str, r.shape)) if r.shape else ""] for r in rows],
         "readers": [[i - r.maker for i in r.readers] for r in rows],
         "needers": [deltas(r.needers) for r in rows],
         "seconds": [_short(cost.get(shown.ops[r.maker])) for r in rows],
@@ -319,7 +310,7 @@ def _plan_modules(
     for row in rows:
         entry = table.setdefault(modules.of_op(shown.ops[row.maker]), [0, 0, 0, 0, 0.0])
         entry[STATES.index(state_of(row, shown, choices))] += row.nbytes
-    for o in sorted(choices.recompute):
+    for o in (n for n in shown.ops if n in choices.recompute):
         entry = table.setdefault(modules.of_op(o), [0, 0, 0, 0, 0.0])
         entry[3] += seen.timeline.replays.get(o, 0)
         entry[4] += seen.timeline.replays.get(o, 0) * cost.get(o, 0.0)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdover.memory.simulate import Choices
-from holdover.planning.packing import packable
-from holdover.planning.plan import PACK, Plan
 from holdover.planning.problem import candidates
 from holdover.report.html.moments import Shown
 from holdover.trace.graph import Category, Phase, TensorSpec, Trace
@@ -55,8 +53,8 @@ def held_values(shown: Shown) -> list[Held]:
     for i, number in enumerate(shown.ops[: shown.optimizer_start]):
         op = trace.ops[number]
         if op.outputs or op.writes:
-            for storage in {trace.values[v].storage for v in op.inputs}:
-                readers[storage].append(i)
+            for read in {trace.values[v].storage for v in op.inputs}:
+                readers[read].append(i)
     shapes = _shapes(shown)
     rows: dict[int, Held] = {}
     for slot in trace.slots:
@@ -78,7 +76,8 @@ def held_values(shown: Shown) -> list[Held]:
 
 def _shapes(shown: Shown) -> dict[int, tuple[int, ...]]:
     """Shapes of values, as the first op that reads the whole of one sees it."""
-    trace, found = shown.trace, {}
+    trace = shown.trace
+    found: dict[int, tuple[int, ...]] = {}
     for number in shown.ops:
         op = trace.ops[number]
         signature = trace.signatures[op.signature]
@@ -98,26 +97,6 @@ def _specs(arguments: Any) -> Iterator[TensorSpec]:
     elif isinstance(arguments, (tuple, list)):
         for argument in arguments:
             yield from _specs(argument)
-
-
-def choices_of(shown: Shown, plan: Plan) -> Choices:
-    """What a plan does to the ops of the shown step."""
-    trace = shown.trace
-    wanted = {(c.call, c.index, c.op): c for c in plan.choices}
-    sizes = packable(trace, with_loss=plan.with_loss)
-    recompute, pack, stages = set(), {}, {}
-    for number in shown.ops:
-        op = trace.ops[number]
-        choice = wanted.get((trace.calls[op.call].key, op.index, op.name)) if op.index >= 0 else None
-        if choice is None or op.phase not in (Phase.FORWARD, Phase.LOSS):
-            continue
-        if choice.action == PACK:
-            pack |= {v: sizes[v] for v in op.outputs if v in sizes}
-        else:
-            recompute.add(number)
-            if choice.held_from is not None:
-                stages[number] = choice.stage, choice.held_from
-    return Choices(frozenset(recompute), pack, plan.with_loss, stages)
 
 
 def state_of(row: Held, shown: Shown, choices: Choices) -> str:

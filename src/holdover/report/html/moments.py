@@ -5,6 +5,7 @@ Positions count the ops of the step that the page shows, the last one of the tra
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def runs_of(shown: Shown) -> list[Run]:
         length = whole.end - whole.first
         number = min(length, max(1, length * most // total))
         edges = [whole.first + k * length // number for k in range(number + 1)]
-        runs += [Run(whole.phase, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        runs += [Run(whole.phase, a, b) for a, b in itertools.pairwise(edges)]
     return runs
 
 

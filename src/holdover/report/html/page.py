@@ -137,7 +137,7 @@ def _figures(data: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, key, remark in rows
         if data.get(key)
     ]
-    plans = data.get("plans") or ()
+    plans: list[dict[str, Any]] = list(data.get("plans", []))
     if len(plans) > 1:
         floor = plans[-1]["peak_bytes"]
         figures.append({

@@ -66,7 +66,7 @@ def policies_of(
 
 
 def block_ops(trace: Trace) -> dict[str, list[int]]:
-    """The outermost blocks that repeat (same class, with modules inside), each with the ops whose results stay in it."""
+    """The outermost blocks that repeat (one class, with modules inside), each with the ops whose results stay in it."""
     kinds = {c.path: c.kind for c in trace.calls if c.path}
     outer = {p: k for p, k in kinds.items() if layer_name(p) == p and p.rpartition(".")[2].isdecimal()}
     often = Counter(outer.values())
