@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,61 @@ def test_a_file_that_is_not_there(run: Run) -> None:
     done = run("devices", "--devices", "nowhere.json")
     assert done.returncode == 2
     assert "cannot read the cards of nowhere.json: No such file or directory" in done.stderr
+
+
+# -- estimates and plans for a card -----------------------------------------------------------------------------------
+
+
+def test_an_estimate_for_a_card_of_ones_own_with_its_snapshot(
+    run: Run, factories: Path, own: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "step.pickle"
+    done = run(
+        "estimate", f"{factories}:make", "--device", "lab48gb", "--devices", own, "--optimizer", "none", "--json",
+        "--snapshot", snapshot,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    on_card = found["on_card"]
+    assert (found["device"], on_card["card"]) == ("lab48gb", "lab48gb")
+    assert found["peak_bytes"] < on_card["allocated_bytes"] <= on_card["reserved_bytes"]
+    assert on_card["process_bytes"] == [on_card["reserved_bytes"] + n for n in (200 * 2**20, 2**30)]
+    segments = pickle.loads(snapshot.read_bytes())["segments"]
+    assert sum(segment["total_size"] for segment in segments) == on_card["reserved_bytes"]
+
+
+LARGER = """
+import torch
+from torch import nn
+
+def make():
+    with torch.device("meta"):
+        blocks = [nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3)]
+        return nn.Sequential(*blocks), (torch.zeros(8192, 512),)
+"""
+
+
+def test_a_plan_for_a_card(run: Run, tmp_path: Path) -> None:
+    model, path = tmp_path / "larger.py", tmp_path / "plan.json"
+    model.write_text(LARGER)
+    done = run("plan", f"{model}:make", "--budget", "70%", "--device", "a100-80gb", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert "reserved on a100-80gb" in done.stdout
+    plan = json.loads(path.read_text())
+    assert (plan["device"], plan["budget_kind"]) == ("a100-80gb", "reserved")
+    assert plan["reserved_bytes"] <= plan["budget_bytes"] < plan["unplanned_reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("estimate", "--snapshot", "step.pickle"), "--snapshot shows a card's allocator: name one by --device"),
+        (("plan", "--budget", "1GiB", "--device", "t4", "--budget-kind", "cached"), "budget_kind='cached'"),
+    ],
+    ids=["snapshot", "kind"],
+)
+def test_what_is_refused(run: Run, factories: Path, arguments: tuple[str, ...], said: str) -> None:
+    command, *options = arguments
+    done = run(command, f"{factories}:make", *options)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

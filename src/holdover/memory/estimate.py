@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 
 from holdover.cost.devices import Card
+from holdover.cost.devices import card as card_named
 from holdover.errors import DeviceError
 from holdover.memory.card_workspace import card_workspace_bytes
-from holdover.memory.on_card import CardMemory, card_memory, place_of
+from holdover.memory.on_card import CardMemory, card_memory, place_of, replay_on
 from holdover.memory.simulate import CATEGORIES, Timeline, phase_peaks, simulate
+from holdover.memory.snapshot import write_snapshot
 from holdover.memory.workspace import true_outputs, workspace_bytes
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.trace.record import Loss, record
@@ -155,6 +158,18 @@ class Estimate:
             "modules": [vars_of(r) for r in self.by_module()],
             "ops": [vars_of(r) for r in self.by_op()],
         }  # fmt: skip
+
+    def save_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write the step on the card as a memory snapshot of PyTorch, which https://pytorch.org/memory_viz opens.
+
+        Raises:
+            DeviceError: an estimate for the CPU has no card's allocator to show.
+            HoldoverError: the file cannot be written.
+        """
+        if self.on_card is None:
+            raise DeviceError("a memory snapshot is of a card's allocator: estimate with device=, such as 'h100-80gb'")
+        known, _ = workspaces(self.trace)
+        write_snapshot(replay_on(self.trace, card_named(self.on_card.card), workspace=known, record=True), path)
 
     def to_json(self) -> str:
         """The same as text."""
