@@ -27,7 +27,7 @@ from holdover.integrations.partition import Partition, Script
 from holdover.integrations.regions import compile_regions
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
-from holdover.trace.graph import Call, Event, Trace
+from holdover.trace.graph import Call, Event, Phase, Trace
 from holdover.trace.isolate import isolated
 from holdover.trace.record import Corrections, Loss, Step, _run, describe
 from holdover.trace.recorder import Frame, Recorder
@@ -48,11 +48,13 @@ class Recording:
         trace: the step. The ops of a graph stand in a call whose key is `graph:` and the graph's fingerprint, their
             index is their place in the joint graph.
         fused: ops whose results never reach memory, because Inductor has them in the same kernel as their readers.
+        inline: op of forward -> the fused ops whose work is part of it when it runs again.
         graphs: number of calls of each graph, by fingerprint, in order.
     """
 
     trace: Trace
     fused: frozenset[int]
+    inline: Mapping[int, frozenset[int]]
     graphs: Mapping[str, int]
 
 
@@ -182,6 +184,31 @@ class GraphRecorder(Recorder):
         return self.trace.values[self.trace.slots[slot].value].storage in used
 
 
+def _inlined(trace: Trace, fused: set[int]) -> dict[int, frozenset[int]]:
+    """Take what fused ops make out of the trace: their readers read what they read.
+
+    Returns which fused ops of forward each other op carries out in its own kernel.
+    """
+    saved = {trace.values[slot.value].storage for slot in trace.slots}
+    sources: dict[int, tuple[int, ...]] = {}
+    carried: dict[int, frozenset[int]] = {}
+    inline: dict[int, frozenset[int]] = {}
+    for op in trace.ops:
+        if op.id in fused and (op.keep or op.random or any(trace.values[v].storage in saved for v in op.outputs)):
+            fused.discard(op.id)
+        inside = frozenset(f for v in op.inputs for f in carried.get(v, ()))
+        op.inputs = tuple(dict.fromkeys(s for v in op.inputs for s in sources.get(v, (v,))))
+        if op.id not in fused:
+            inline[op.id] = inside
+            continue
+        for v in op.outputs:
+            trace.storages[trace.values[v].storage].nbytes = 0
+            if op.phase is not Phase.BACKWARD:
+                sources[v], carried[v] = op.inputs, inside | {op.id}
+        op.outputs, op.writes = (), ()
+    return inline
+
+
 def _let_go_early(trace: Trace) -> None:
     """A graph's forward returns what it saves, and so holds it to its end; what is not saved goes after its last use.
 
@@ -258,22 +285,18 @@ class Graphs:
             if not trace.calls[op.call].key.startswith(GRAPH) and not op.keep:
                 op.keep = "outside of the compiled graphs"
         written = {before for op in trace.ops for before, _ in op.writes}
-        saved = {trace.values[slot.value].storage for slot in trace.slots}
         for op in trace.ops:
             if op.random:
                 op.keep = op.keep or "random"
             if written.intersection(op.inputs):
                 op.keep = op.keep or "reads an input that the graph writes to"
-            if op.id in self.fused:
-                for v in op.outputs:
-                    if trace.values[v].storage not in saved:
-                        trace.storages[trace.values[v].storage].nbytes = 0
+        inline = _inlined(trace, self.fused)
         _let_go_early(trace)
         counts: dict[str, int] = defaultdict(int)
         for call in trace.calls:
             if call.key.startswith(GRAPH):
                 counts[call.key.removeprefix(GRAPH)] += 1
-        return Recording(trace, frozenset(self.fused), dict(counts))
+        return Recording(trace, frozenset(self.fused), inline, dict(counts))
 
 
 class RecordingPartition(Partition):

@@ -18,7 +18,7 @@ from holdover.planning import milp
 from holdover.planning.api import below_floor
 from holdover.planning.bound import bound_seconds
 from holdover.planning.describe import described
-from holdover.planning.plan import Plan
+from holdover.planning.plan import RECOMPUTE, Choice, Plan
 from holdover.planning.problem import Problem, build
 from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Phase
@@ -78,7 +78,15 @@ def _solved(
     best = search.judge(search.closed(best.recorded))
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
     notes = [*plan.notes, *_graph_notes(recording)]
-    return replace(plan, choices=tuple(dict.fromkeys(plan.choices)), quiet=(), compiled=backend, notes=tuple(notes))
+    choices = dict.fromkeys([*plan.choices, *_inline(recording, best)])
+    return replace(plan, choices=tuple(choices), quiet=(), compiled=backend, notes=tuple(notes))
+
+
+def _inline(recording: Recording, best: Candidate) -> list[Choice]:
+    """What runs again inside the kernels of what runs again."""
+    trace = recording.trace
+    ops = [trace.ops[f] for o in sorted(best.recorded) for f in sorted(recording.inline.get(o, ()))]
+    return [Choice(trace.calls[op.call].key, op.index, op.name, RECOMPUTE) for op in ops]
 
 
 def _graph_notes(recording: Recording) -> list[str]:
