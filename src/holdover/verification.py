@@ -194,14 +194,14 @@ def verify(
     precision = precision or plan.precision
     subject = (model, tuple(args), dict(kwargs or {}), loss, optimizer)
     with random_state_restored():
-        expected = _results(_prepared(subject, precision, None))
-        found = _results(_prepared(subject, precision, plan))
+        expected = _results(prepared(subject, precision, None))
+        found = _results(prepared(subject, precision, plan))
         differences = [
             compare(kind, getattr(expected, kind), getattr(found, kind))
             for kind in ("gradient", "buffer", "output", "rng")
         ]
         del expected, found
-        plain, planned = _prepared(subject, precision, None), _prepared(subject, precision, plan)
+        plain, planned = prepared(subject, precision, None), prepared(subject, precision, plan)
         unplanned_peak, peak = _peak(plain), _peak(planned)
         ratio = _time_ratio(plain, planned)
     return Verification(
@@ -221,7 +221,7 @@ def verify(
     )
 
 
-def _prepared(subject: tuple[Any, ...], precision: str | None, plan: Plan | None) -> _Step:
+def prepared(subject: tuple[Any, ...], precision: str | None, plan: Plan | None) -> _Step:
     from holdover import apply_, remove_
     from holdover.recompute.apply import installation_of
 

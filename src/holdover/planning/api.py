@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from holdover.cost.devices import Card
-from holdover.cost.measured import price, replay_overhead_seconds
 from holdover.cost.roofline import modelled
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
@@ -20,6 +19,7 @@ from holdover.planning.describe import described
 from holdover.planning.on_card import CardBudget, budget_kind_of
 from holdover.planning.packing import packable
 from holdover.planning.plan import Plan
+from holdover.planning.priced import priced_here
 from holdover.planning.problem import Problem, build
 from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Phase, Trace
@@ -149,14 +149,7 @@ def priced_problem(
     if card is not None:
         seconds = {i: c.seconds for i, c in enumerate(modelled(trace.signatures, card))}
         return build(trace, seconds, workspace, with_loss=with_loss), f"modelled for {card.name} from FLOPs and bytes"
-    device = trace.storages[0].device if trace.storages else "cpu"
-    costs = price(trace.signatures, device=device)
-    overhead = replay_overhead_seconds(device)
-    cost = {i: c.seconds for i, c in enumerate(costs)}
-    problem = build(trace, cost, workspace, with_loss=with_loss)
-    problem.cost = {o: seconds + overhead for o, seconds in problem.cost.items()}
-    measured = sum(c.source == "measured" for c in costs)
-    return problem, f"{measured} of {len(costs)} distinct ops measured here, the rest modelled"
+    return priced_here(trace, workspace, with_loss=with_loss)
 
 
 def lowest_of(search: Search, problem: Problem, *, with_loss: bool) -> tuple[Search, Candidate]:
