@@ -7,11 +7,12 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from holdover.errors import PlanError
+from holdover.planning.inputs import PlannedShape
 
 SCHEMA_VERSION = 1
 RECOMPUTE, PACK = "recompute", "pack"
@@ -61,11 +62,15 @@ class Plan:
         saved_bytes, unplanned_saved_bytes: activations saved for backward, with and without the plan.
         with_loss: whether the choices reach into the loss, so that `recompute()` has to be used instead of `apply_`.
         compiled: the torch.compile backend that the plan was made for ("inductor"); "" for eager mode.
+        regions: names of the modules that are compiled, each by itself; ("",) is the whole model.
         budget_kind: what the budget is for: "allocated" memory, or what PyTorch's allocator has "reserved".
         allocated_bytes, reserved_bytes: what a card's allocator shows at most under the plan, `unplanned_` without it;
             None for a plan made for the CPU. `predicted_peak_bytes` counts the tensors alone, not rounded up, without
             cuBLAS's workspace.
         notes: what a reader should know, such as "the plan buys nothing".
+        shapes: the input shapes that these choices were made for, with the promise at each; the other figures are those
+            of the first.
+        variants: plans for further input shapes; which one is followed is settled at each forward by its arguments.
     """
 
     model: str
@@ -98,6 +103,9 @@ class Plan:
     unplanned_allocated_bytes: int | None = None
     unplanned_reserved_bytes: int | None = None
     compiled: str = ""
+    regions: tuple[str, ...] = ()
+    shapes: tuple[PlannedShape, ...] = ()
+    variants: tuple[Plan, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property
@@ -126,12 +134,14 @@ class Plan:
         only way; for others it does the same as `apply_`.
         """
         from holdover.recompute.apply import session
+        from holdover.recompute.shapes import guide_of
 
-        return session(self.script, frozenset(self.quiet))
+        return session(self.script, frozenset(self.quiet), guide=guide_of(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, choices grouped by call."""
-        plain = asdict(self)
+        plain = asdict(replace(self, variants=()))
+        plain["variants"] = [variant.to_dict() for variant in self.variants]
         plain["choices"] = {
             call: [[index, *entry] for index, entry in sorted(ops.items())] for call, ops in self.script.items()
         }
@@ -179,10 +189,15 @@ class Plan:
         """Read a plan from JSON text; `name` says in errors where it came from."""
         try:
             data = json.loads(text)
-            version = data["schema_version"]
-        except (ValueError, TypeError, KeyError):
-            raise PlanError(f"{name} is not a plan: JSON as Plan.save writes it is needed.") from None
-        if version != SCHEMA_VERSION:
+        except ValueError:
+            data = None
+        return cls._from_dict(data, name)
+
+    @classmethod
+    def _from_dict(cls, data: Any, name: str) -> Plan:
+        if not isinstance(data, dict) or "schema_version" not in data:
+            raise PlanError(f"{name} is not a plan: JSON as Plan.save writes it is needed.")
+        if (version := data["schema_version"]) != SCHEMA_VERSION:
             raise PlanError(f"{name} has plan version {version}; this holdover reads {SCHEMA_VERSION}. Plan again.")
         known = {f.name for f in fields(cls)}
         try:
@@ -193,6 +208,9 @@ class Plan:
             )
             data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
             data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])
+            data["regions"] = tuple(data.get("regions", ()))
+            data["shapes"] = tuple(PlannedShape.from_dict(s) for s in data.get("shapes", ()))
+            data["variants"] = tuple(cls._from_dict(v, name) for v in data.get("variants", ()))
             return cls(**{k: v for k, v in data.items() if k in known})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PlanError(f"{name} is not a whole plan: {error}. Plan again.") from None

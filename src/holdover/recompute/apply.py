@@ -15,6 +15,7 @@ from holdover.recompute._torch import functorch_transform, watching_module_calls
 from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import Compiled, Script
+from holdover.recompute.shapes import Guide
 from holdover.trace.frames import ROOT, framed_modules
 from holdover.trace.graph import OUTSIDE
 
@@ -31,21 +32,26 @@ class Installation:
     Attributes:
         compiled: the script.
         plan_id: whose it is.
+        guide: chooses among several scripts by the shapes of a call's arguments; None for `compiled` at any shape.
         last: the session of the model's last step, for `inspect`.
     """
 
-    def __init__(self, compiled: Compiled, plan_id: str) -> None:
-        self.compiled, self.plan_id = compiled, plan_id
+    def __init__(self, compiled: Compiled, plan_id: str, guide: Guide | None = None) -> None:
+        self.compiled, self.plan_id, self.guide = compiled, plan_id, guide
         self.last: Session | None = None
 
+    def choose(self, args: Any, kwargs: Any) -> Compiled:
+        """The script for one call of the model."""
+        return self.compiled if self.guide is None else self.guide.choose(args, kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"scripts": self.compiled.scripts, "quiet": self.compiled.quiet, "plan_id": self.plan_id}
+        return {"compiled": self.compiled, "plan_id": self.plan_id, "guide": self.guide}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(Compiled(state["scripts"], state["quiet"]), state["plan_id"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Installation:
-        return Installation(self.compiled, self.plan_id)
+        return Installation(self.compiled, self.plan_id, self.guide)
 
 
 class Framed:
@@ -69,13 +75,15 @@ class Framed:
             return self._forward()(*args, **kwargs)
         session = RUNNING.session
         if session is None:
-            if self.path or not self.installation.compiled.scripts:
+            if self.path:
                 return self._forward()(*args, **kwargs)
             return self._run_session(args, kwargs)
         if session.owner is not self.installation:
             if session.owner is not None or session.frame.key != OUTSIDE:
                 return self._forward()(*args, **kwargs)  # a model in a model: the outer one's plan decides
             adopt(session, self)
+            if not self.path and session.guide is not None:
+                session.follow(session.guide.choose(args, kwargs))
         if not self.path:
             note_inputs(session, args, kwargs)
         return session.call(self.path, self._module(), self._forward(), args, kwargs)  # type: ignore[arg-type]
@@ -83,7 +91,10 @@ class Framed:
     def _run_session(self, args: Any, kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or functorch_transform() is not None:
             return self._forward()(*args, **kwargs)
-        session = Session(self.installation.compiled, ROOT, self.installation)
+        compiled = self.installation.choose(args, kwargs)
+        if not compiled.scripts:
+            return self._forward()(*args, **kwargs)
+        session = Session(compiled, ROOT, self.installation)
         adopt(session, self)
         session.modules.append(self._module())  # type: ignore[arg-type]
         note_inputs(session, args, kwargs)
@@ -197,7 +208,9 @@ def installation_of(model: torch.nn.Module) -> Installation | None:
     return None
 
 
-def install(model: torch.nn.Module, script: Script, quiet: Iterable[str] = (), *, plan_id: str = "") -> None:
+def install(
+    model: torch.nn.Module, script: Script, quiet: Iterable[str] = (), *, plan_id: str = "", guide: Guide | None = None
+) -> None:
     """Make the model follow the script, in place.
 
     Only the instances' `forward` changes: parameter names, `state_dict`, classes and `repr` stay, and hooks run as
@@ -222,7 +235,7 @@ def install(model: torch.nn.Module, script: Script, quiet: Iterable[str] = (), *
             f"a plan goes on a model that runs in Python, and this is a {type(model).__name__}: "
             "apply it to the module inside, before compiling or scripting"
         )
-    attach(model, Installation(Compiled(script, quiet), plan_id))
+    attach(model, Installation(Compiled(script, quiet), plan_id, guide))
 
 
 def uninstall(model: torch.nn.Module) -> None:
@@ -240,7 +253,9 @@ def uninstall(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def session(script: Script, quiet: Iterable[str] = (), *, model_class: str = "") -> Iterator[Session]:
+def session(
+    script: Script, quiet: Iterable[str] = (), *, model_class: str = "", guide: Guide | None = None
+) -> Iterator[Session]:
     """Follow the script in a block of code, the loss included. Ops outside of the model have the call key "".
 
     A model that the script is installed on brings its frames. Else the first module called whose class is
@@ -251,7 +266,7 @@ def session(script: Script, quiet: Iterable[str] = (), *, model_class: str = "")
     """
     if RUNNING.session is not None:
         raise ApplyError("this code runs under a plan already: leave the outer block or model first")
-    running = Session(Compiled(script, quiet), OUTSIDE)
+    running = Session(Compiled(script, quiet), OUTSIDE, guide=guide)
     framed: list[tuple[torch.nn.Module, Installation]] = []
 
     def called(module: torch.nn.Module) -> None:

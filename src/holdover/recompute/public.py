@@ -8,6 +8,7 @@ import torch
 
 from holdover.errors import ApplyError
 from holdover.recompute.apply import install, uninstall
+from holdover.recompute.shapes import guide_of
 from holdover.trace.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def apply_(model: M, plan: Plan) -> M:
             "this plan reaches into the loss, which is outside the model: run forward and loss inside "
             "`with plan.recompute():`, or plan without with_loss=True"
         )
-    install(model, plan.script, plan.quiet, plan_id=f"{plan.model}, peak {plan.predicted_peak_bytes:,} bytes")
+    install(
+        model, plan.script, plan.quiet, guide=guide_of(plan),
+        plan_id=f"{plan.model}, peak {plan.predicted_peak_bytes:,} bytes",
+    )  # fmt: skip
     return model
 
 

@@ -37,6 +37,7 @@ from holdover.recompute.packing import pack as pack_storage
 from holdover.recompute.recipe import Recipe, Value, flat
 from holdover.recompute.rules import OPS, Op, describe
 from holdover.recompute.script import EMPTY, Compiled, Entry
+from holdover.recompute.shapes import Guide
 from holdover.trace.frames import call_key
 
 PACK = "pack"
@@ -104,6 +105,7 @@ class Session(TorchDispatchMode):
         compiled: the script.
         key: the call that ops belong to until a frame is entered.
         owner: the installation whose frames count; None until one is entered.
+        guide: chooses another script when the model is called; None to stay with this one.
     """
 
     supports_higher_order_operators = True
@@ -117,8 +119,8 @@ class Session(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # its wrapper would cost a microsecond per op; skip_in_dynamo below does the same for nothing
 
-    def __init__(self, compiled: Compiled, key: str, owner: object = None) -> None:
-        self.compiled, self.owner = compiled, owner
+    def __init__(self, compiled: Compiled, key: str, owner: object = None, guide: Guide | None = None) -> None:
+        self.compiled, self.owner, self.guide = compiled, owner, guide
         self.ledger = Ledger()
         self.frame = Frame(key, compiled.scripts.get(key, EMPTY))
         self.idle = Frame("", EMPTY)
@@ -158,6 +160,12 @@ class Session(TorchDispatchMode):
             if type(note) is Value and note.recipe.ledger is self.ledger:
                 del storage._holdover
         self.made.clear()
+
+    def follow(self, compiled: Compiled) -> None:
+        """Go on by another script, from the present frame on."""
+        if compiled is not self.compiled:
+            self.compiled = compiled
+            self.frame.script = compiled.scripts.get(self.frame.key, EMPTY)
 
     def call(
         self, path: str, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
