@@ -29,8 +29,11 @@ CLOSE = 0.002
 PAIRS_UP_TO = 40
 """Eligible ops up to which changes of two at a time are tried where none of one alone lowers the peak."""
 
-ROUNDS = 3
-"""How often a partition's model is built again near its last solution."""
+ROUNDS, PROMISING = 3, 3
+"""How often a partition's model is built again near its last solution, and for how many partitions."""
+
+QUICK, THOROUGH = 1.0, 5.0
+"""Seconds for one call of the solver: at the first look at a partition, and later."""
 
 
 Stages = Mapping[int, tuple[int, int]]
@@ -135,20 +138,25 @@ class Search:
         It ends early where hardly anything is left to gain: `least_seconds` is a bound on what any plan costs.
         """
         best = floor
-        until = time.monotonic() + self.seconds
+        start = time.monotonic()
         enough = least_seconds + CLOSE * self.problem.step_seconds
-        for part in self.parts():
-            near: Candidate | None = None
-            for _ in range(ROUNDS):
-                if time.monotonic() > until or best.seconds <= enough:
+        found: list[tuple[float, int, Candidate]] = []
+        for n, part in enumerate(self.parts()):  # a quick look at each
+            if best.seconds <= enough or time.monotonic() > start + self.seconds / 2:
+                break
+            plan = self.within(self.model(part), budget, start + self.seconds / 2, QUICK)
+            if plan is not None:
+                found.append((plan.seconds, n, plan))
+                best = min(best, plan, key=lambda c: (c.seconds, c.peak_bytes))
+        for _, n, near in sorted(found)[:PROMISING]:  # and more rounds where it was promising
+            for _ in range(ROUNDS - 1):
+                if best.seconds <= enough or time.monotonic() > start + self.seconds:
                     break
-                found = self.within(self.model(part, near), budget, until)
-                if found is None:
+                plan = self.within(self.model(self.parts()[n], near), budget, start + self.seconds, THOROUGH)
+                if plan is None or plan.seconds >= near.seconds:
                     break
-                best = min(best, found, key=lambda c: (c.seconds, c.peak_bytes))
-                if near is not None and found.seconds >= near.seconds:
-                    break
-                near = found
+                near = plan
+                best = min(best, near, key=lambda c: (c.seconds, c.peak_bytes))
         if best.seconds > enough:
             best = min(best, self.nested(budget) or best, key=lambda c: (c.seconds, c.peak_bytes))
         fitting = [c for c in self.judged() if c.peak_bytes <= budget]
@@ -202,7 +210,7 @@ class Search:
             budget = lower
         return best
 
-    def within(self, model: milp.Model, budget: int, until: float) -> Candidate | None:
+    def within(self, model: milp.Model, budget: int, until: float, each: float) -> Candidate | None:
         """Solve at a moving target until the simulated peak just meets the budget."""
         best: Candidate | None = None
         target, low, high = float(budget), 0.0, float("inf")
@@ -210,7 +218,7 @@ class Search:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            solution = milp.solve(model, target, time_limit=min(left, 5.0))
+            solution = milp.solve(model, target, time_limit=min(left, each))
             if solution is None:  # the model is on the safe side: what it calls impossible may well fit
                 low = max(low, target)
                 target = target * 1.05 if high == float("inf") else (low + high) / 2

@@ -29,9 +29,10 @@ def partitions(problem: Problem, limit: int = 9) -> list[dict[int, int]]:
     valleys = _valleys(problem, ops, crossing)
     saved = np.cumsum([sum(problem.needs[v].nbytes for v in problem.saved_outputs(o)) for o in ops])
     found: dict[tuple[int, ...], dict[int, int]] = {}
-    for depth in _depths(crossing, valleys):
+    depths = _depths(crossing, valleys)
+    for depth in depths:
         cuts = [c for c in valleys if crossing[c] <= depth]
-        for chosen in _every(cuts):
+        for chosen in _every(cuts) if depth in (depths[0], depths[-1]) else ():
             found.setdefault(tuple(chosen), _numbered(ops, chosen))
         for number in _counts(len(cuts) + 1, limit):
             chosen = _choose(cuts, saved, crossing, number)
@@ -40,8 +41,8 @@ def partitions(problem: Problem, limit: int = 9) -> list[dict[int, int]]:
 
 
 def _every(cuts: list[int]) -> list[list[int]]:
-    """Every second, third and fourth cut, from each start: blocks often have cuts of several kinds, and one is best."""
-    return [cuts[start::step] for step in (2, 3, 4) for start in range(step) if len(cuts) >= 2 * step]
+    """Every second and third cut, from each start: blocks often have cuts of several kinds, and one is best."""
+    return [cuts[start::step] for step in (2, 3) for start in range(step) if len(cuts) >= 2 * step]
 
 
 def _depths(crossing: np.ndarray, valleys: list[int]) -> list[int]:
