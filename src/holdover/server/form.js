@@ -44,17 +44,23 @@ async function ask(path, method = "GET", body = undefined) {
   return [response, kind.startsWith("application/json") ? await response.json() : { errors: { "": await response.text() } }];
 }
 
+function say(text, seconds = "") {
+  // Screen readers hear of a new stage, not of each second.
+  if (progress.textContent !== text) progress.textContent = text;
+  document.getElementById("seconds").textContent = seconds;
+}
+
 function show(status) {
   const busy = status.state === "waiting" || status.state === "running";
   submit.disabled = busy;
   cancel.hidden = !busy;
-  if (status.state === "waiting") progress.textContent = `waiting: number ${status.ahead} in the queue`;
+  if (status.state === "waiting") say(`waiting: number ${status.ahead} in the queue`);
   else if (status.state === "running" && status.stages.length) {
     const now = status.stages.at(-1);
-    progress.textContent = `${status.stages.length}. ${now.what} ... ${Math.round(now.seconds)} s`;
-  } else if (status.state === "cancelled") progress.textContent = "cancelled";
-  else if (status.state === "failed") progress.textContent = "";
-  else if (status.state === "done") progress.textContent = "done, opening the page";
+    say(`${now.what} ...`, ` ${Math.round(now.seconds)} s`);
+  } else if (status.state === "cancelled") say("cancelled");
+  else if (status.state === "failed") say("");
+  else if (status.state === "done") say("done, opening the page");
 }
 
 async function follow(id) {

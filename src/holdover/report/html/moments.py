@@ -106,7 +106,7 @@ def _watched(shown: Shown, trace: Trace, choices: Choices, workspace: Mapping[in
             if at >= 0:
                 spans[holding].append((start, at))
 
-    timeline = simulate(trace, choices, workspace, observer=see)
+    timeline = simulate(trace, choices, workspace, detail=False, observer=see)
     for holding, start in began.items():
         spans[holding].append((start, shown.length))
     walked = [number for kind, number in trace.events if kind is Event.OP]
