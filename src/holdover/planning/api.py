@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +15,15 @@ from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
-from holdover.planning.bound import bound_seconds
+from holdover.planning.bound import Bound, bound_seconds
 from holdover.planning.describe import described
+from holdover.planning.inputs import checked_pairs, planned_shape, shapes_of
 from holdover.planning.on_card import CardBudget, budget_kind_of
 from holdover.planning.packing import packable
 from holdover.planning.plan import Plan
 from holdover.planning.priced import priced_here
 from holdover.planning.problem import Problem, build
-from holdover.planning.search import Candidate, Search
+from holdover.planning.search import CLOSE, Candidate, Search
 from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
@@ -44,6 +46,7 @@ def plan(
     device: str | None = None,
     with_loss: bool = False,
     compiled: bool | str = False,
+    also: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = (),
     time_limit: float = 20.0,
 ) -> Plan:
     """Choose what to recompute so that the peak of the training step meets `budget` at the least extra time.
@@ -59,10 +62,14 @@ def plan(
             around forward and loss, not by `apply_`.
         compiled: plan for a step under torch.compile: True for Inductor, or a backend's name ("inductor", "aot_eager").
             The modules that are compiled already are planned as they are, each by itself; else the whole model.
+        also: further `(args, kwargs)` that the model is trained on, of other batch sizes or lengths. The budget then
+            holds at all of these shapes; a share is one of the largest shape's peak. Where one plan for all would cost
+            noticeably more time, there are several (`Plan.variants`), and each forward follows the one for its shapes.
         time_limit: seconds that the solver may take, about; the best plan so far is what comes back.
 
     Raises:
         BudgetError: the budget is below the lowest peak that can be reached; says what that floor is made of.
+        PlanError: `also` together with a card or `compiled`, or not in pairs.
         TraceError: the step fails, or gives no loss.
 
     >>> import torch
@@ -77,6 +84,11 @@ def plan(
     budget_kind = budget_kind_of(budget_kind, place.card)
     if compiled and place.card is not None:
         raise PlanError(f"compiled: the compiler's kernels for {place.card.name} are not known without that card.")
+    if also and (compiled or place.card is not None):
+        raise PlanError(
+            f"also= plans several shapes for eager mode on a device that is here, not for {device or 'the compiler'}: "
+            "plan for the largest of the shapes alone."
+        )
     if compiled:
         from holdover.integrations.planned import plan_compiled  # loads the compiler
 
@@ -84,14 +96,26 @@ def plan(
             model, args, kwargs, budget=wanted, backend="inductor" if compiled is True else compiled, loss=loss,
             optimizer=optimizer, precision=precision, device=place.device, with_loss=with_loss, time_limit=time_limit,
         )  # fmt: skip
-    trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
-        corrections=true_outputs, target=place.target,
-    )  # fmt: skip
-    return plan_of(
+    recorded = [
+        (
+            shapes_of(a, k),
+            record(
+                model, a, k, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
+                corrections=true_outputs, target=place.target,
+            ),
+        )
+        for a, k in [(args, kwargs), *checked_pairs(also)]
+    ]  # fmt: skip
+    if also:
+        from holdover.planning.shapes import plan_shapes  # builds upon this module
+
+        return plan_shapes(recorded, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
+    [(shapes, trace)] = recorded
+    made = plan_of(
         trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card,
         budget_kind=budget_kind,
     )  # fmt: skip
+    return replace(made, shapes=(planned_shape(shapes, made),))
 
 
 def plan_of(
@@ -110,14 +134,27 @@ def plan_of(
     search, floor = lowest_of(search, problem, with_loss=with_loss)
     if limit is not None and limit < floor.peak_bytes and limit < plain.peak_bytes:
         raise below_floor(trace, search, floor, plain, limit)
-    fits = limit is not None and plain.peak_bytes <= limit
-    least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else floor.peak_bytes)
-    best = plain if fits else floor if limit is None else search.cheapest(limit, floor, least)
-    if fits:
-        search = Search(problem, workspace, search.everywhere)
+    search, best, least = within(search, floor, plain, limit)
     return described(
         search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown
     )  # fmt: skip
+
+
+def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None) -> tuple[Search, Candidate, float]:
+    """The cheapest candidate whose peak is at most `limit`, or the floor, and the proved bound in seconds.
+
+    Where the step fits as it is, nothing is packed either, which makes the search that it belongs to another one.
+    """
+    problem = search.problem
+    if limit is not None and plain.peak_bytes <= limit:
+        return Search(problem, search.workspace, search.everywhere), plain, 0.0
+    bound = Bound(problem)
+    budget_bytes = limit if limit is not None else floor.peak_bytes
+    least = bound.seconds(budget_bytes)
+    best = floor if limit is None else search.cheapest(limit, floor, least)
+    if best.seconds > least + CLOSE * problem.step_seconds:
+        least = bound.seconds(budget_bytes, moments=search.tight(best), whole=search.seconds / 4)
+    return search, best, least
 
 
 def _plan_on_card(

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from holdover.cost.devices import Card
 from holdover.errors import BudgetError
-from holdover.memory.estimate import target_device, workspaces
+from holdover.memory.estimate import workspaces
+from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
 from holdover.planning.api import lowest_of, priced_problem, same_places
-from holdover.planning.bound import bound_seconds
+from holdover.planning.bound import Bound
 from holdover.planning.describe import described
 from holdover.planning.plan import Plan
 from holdover.planning.search import Candidate, Search
@@ -123,29 +125,33 @@ def frontier(
     >>> f.plans[0].extra_time, f.at("min").predicted_peak_bytes == f.floor_bytes
     (0.0, True)
     """
+    place = place_of(device)
     trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=target_device(device),
-        corrections=true_outputs,
+        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
+        corrections=true_outputs, target=place.target,
     )  # fmt: skip
-    return frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit)
+    return frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card)
 
 
 def frontier_of(
-    trace: Trace, *, precision: str | None = None, with_loss: bool = False, time_limit: float = 60.0
-) -> Frontier:
-    """The frontier of a recorded step."""
+    trace: Trace, *, precision: str | None = None, with_loss: bool = False, time_limit: float = 60.0,
+    card: Card | None = None,
+) -> Frontier:  # fmt: skip
+    """The frontier of a recorded step; `card` is the one it was recorded for, whose times are then modelled."""
     workspace, unknown = workspaces(trace)
-    problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
+    problem, priced = priced_problem(trace, workspace, with_loss=with_loss, card=card)
+    bound = Bound(problem)
     each = time_limit / (BUDGETS + 8)
     search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
     plain = search.judge(())
     search, floor = lowest_of(search, problem, with_loss=with_loss)
     search.seconds = each
-    bounds = sweep(search, floor, plain)
+    sweep(search, bound, floor, plain)
     points = thinned(pareto([*search.judged(), plain]), problem.step_seconds)
     plans = []
+    least = 0.0
     for point in points:
-        bound = proved(bounds, point)
+        least = max(least, bound.seconds(point.peak_bytes, moments=search.tight(point), time_limit=each))
         within = search if point.recorded else Search(problem, workspace, search.everywhere)
         plans.append(
             described(
@@ -154,7 +160,7 @@ def frontier_of(
                 plain,
                 floor,
                 point.peak_bytes,
-                bound,
+                least,
                 priced=priced,
                 precision=precision,
                 unknown=unknown,
@@ -163,20 +169,13 @@ def frontier_of(
     return Frontier(tuple(plans))
 
 
-def sweep(search: Search, floor: Candidate, plain: Candidate) -> list[tuple[int, float]]:
-    """Solve for budgets from the floor to the plain peak; the candidates stay in the search.
-
-    Returns each budget with the proved bound in seconds, lowest budget first.
-    """
-    bounds = []
+def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate) -> None:
+    """Solve for budgets from the floor to the plain peak; the candidates stay in the search."""
     room = plain.peak_bytes - floor.peak_bytes
     best = floor
     for k in range(BUDGETS if room else 0):
         budget = floor.peak_bytes + room * k // BUDGETS
-        least = bound_seconds(search.problem, budget)
-        bounds.append((budget, least))
-        best = search.cheapest(budget, best, least)
-    return [*bounds, (plain.peak_bytes, 0.0)]
+        best = search.cheapest(budget, best, bound.seconds(budget, time_limit=search.seconds))
 
 
 def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -197,8 +196,3 @@ def thinned(points: Sequence[Candidate], step_seconds: float) -> list[Candidate]
         if following is None or (lower and cheaper):
             kept.append(point)
     return kept
-
-
-def proved(bounds: Sequence[tuple[int, float]], point: Candidate) -> float:
-    """A bound for any plan within this point's peak: that of the next higher budget that was solved for."""
-    return next((least for budget, least in bounds if budget >= point.peak_bytes), 0.0)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
 from holdover.planning import milp
 from holdover.planning.chain import MOST_STAGES, SLOTS, Chain
@@ -31,6 +33,11 @@ PAIRS_UP_TO = 40
 
 ROUNDS, PROMISING = 3, 3
 """How often a partition's model is built again near its last solution, and for how many partitions."""
+
+NEARLY = 1.08
+"""A plan that is over the budget by no more than this may be changed until it fits."""
+
+NEAR_PEAK, MOST_TIGHT = 0.98, 24
 
 QUICK, THOROUGH = 1.0, 5.0
 """Seconds for one call of the solver: at the first look at a partition, and later."""
@@ -97,6 +104,14 @@ class Search:
         """The whole trace under a candidate."""
         return simulate(self.trace, self.choices(candidate), self.workspace)
 
+    def tight(self, candidate: Candidate) -> list[int]:
+        """Positions at which a candidate's bytes are a local maximum near its peak: where a bound has to look."""
+        live = self.timeline(candidate).live_bytes
+        curve = np.array([live[o] for o in self.problem.positions])
+        near = np.flatnonzero(curve >= NEAR_PEAK * candidate.peak_bytes)
+        tops = [int(t) for t in near if curve[t] == curve[max(t - 1, 0) : t + 2].max()]
+        return sorted(tops, key=lambda t: -curve[t])[:MOST_TIGHT]
+
     def choices(self, candidate: Candidate) -> Choices:
         ops = frozenset(o for r in candidate.recorded for o in self.everywhere[r])
         made = {v for o in ops for v in self.trace.ops[o].outputs}
@@ -161,6 +176,8 @@ class Search:
             best = min(best, self.nested(budget) or best, key=lambda c: (c.seconds, c.peak_bytes))
         fitting = [c for c in self.judged() if c.peak_bytes <= budget]
         best = min([best, *fitting], key=lambda c: (c.seconds, c.peak_bytes))
+        if best.seconds > enough:
+            best = self.stepped(best, budget, time.monotonic() + self.seconds / 8)
         return self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
 
     def chain(self) -> Chain | None:
@@ -239,6 +256,26 @@ class Search:
                 target = max(target + slack * 1.02, (low + high) / 2 if low else 0.0)
             if high - low < 0.002 * budget:
                 break
+        return best
+
+    def stepped(self, best: Candidate, budget: int, until: float) -> Candidate:
+        """`best`, or a cheaper plan that lies a few single changes away from one just over the budget."""
+        over = [c for c in self.judged() if budget < c.peak_bytes <= budget * NEARLY and c.seconds < best.seconds]
+        for start in sorted(over, key=lambda c: (c.peak_bytes / budget - 1) + c.seconds / best.seconds)[:PROMISING]:
+            now = start
+            while now.peak_bytes > budget and now.seconds < best.seconds and time.monotonic() < until:
+                changed = [self.judge(n, now.stages) for n in self.neighbours(now)]
+                lower = [c for c in changed if c.peak_bytes < now.peak_bytes]
+                if not lower:
+                    break
+                enough = [c for c in lower if c.peak_bytes <= budget]
+                last = now
+                if enough:
+                    now = min(enough, key=lambda c: c.seconds)
+                else:
+                    now = min(lower, key=lambda c: (c.seconds - last.seconds) / (last.peak_bytes - c.peak_bytes))
+            if now.peak_bytes <= budget and now.seconds < best.seconds:
+                best = now
         return best
 
     def cheaper(self, start: Candidate, budget: int, until: float) -> Candidate:
