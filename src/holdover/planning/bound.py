@@ -47,8 +47,7 @@ def bound_seconds(
         time_limit: seconds for the relaxation, about. What comes back holds however early it ends.
         whole: more seconds in which decisions may not be split, for a better bound.
     """
-    replays = Bound(problem).seconds(budget, moments=moments, time_limit=time_limit, whole=whole)
-    return replays + (problem.standing.least if problem.standing is not None else 0.0)
+    return Bound(problem).seconds(budget, moments=moments, time_limit=time_limit, whole=whole)
 
 
 @dataclass
@@ -236,7 +235,8 @@ class Bound:
         if whole:
             found = self._solve(budget, whole, whole=True)
             value = max(value, found[1]) if found is not None else value
-        return max(value, 0.0) * (1 - 1e-6)  # the solver's tolerance
+        standing = self.problem.standing.least if self.problem.standing is not None else 0.0
+        return max(value, 0.0) * (1 - 1e-6) + standing  # less the solver's tolerance
 
     def _solve(self, budget: int, time_limit: float, *, whole: bool) -> tuple[np.ndarray | None, float] | None:
         """The solution and a bound on all solutions; None if there is no solution at all."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from holdover.errors import PlanError
+
+if TYPE_CHECKING:
+    from holdover.planning.plan import Plan
 
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of all tensors among a call's arguments, in order, those of keyword arguments by name."""
@@ -30,6 +35,22 @@ def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> S
         elif isinstance(a, (list, tuple)):
             todo.extend(reversed(a))
     return tuple(found)
+
+
+def checked_pairs(also: Sequence[Any]) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """The `(args, kwargs)` of further shapes.
+
+    Raises:
+        PlanError: one is not such a pair.
+    """
+    for i, pair in enumerate(also):
+        well = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not well or not isinstance(pair[0], (tuple, list)) or not isinstance(pair[1], Mapping):
+            raise PlanError(
+                f"also[{i}] is not a pair (args, kwargs) of a tuple and a dict, but {type(pair).__name__}: "
+                "write also=[((x,), {})] for a call model(x)."
+            )
+    return [(tuple(args), kwargs) for args, kwargs in also]
 
 
 def elements(shapes: Shapes) -> int:
@@ -55,6 +76,10 @@ def show(shapes: Shapes) -> str:
     '8x512'
     """
     return ", ".join("x".join(map(str, shape)) or "()" for shape in dict.fromkeys(shapes)) or "no tensor"
+
+
+FIXED = ("parameter", "buffer", "gradient", "optimizer")
+"""Parts of a peak that do not grow with the inputs."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +108,9 @@ class PlannedShape:
         """The peak at other shapes, were all of it but the fixed part to grow as the inputs do."""
         growth = elements(seen) / max(elements(self.shapes), 1)
         return self.fixed_bytes + int((self.predicted_peak_bytes - self.fixed_bytes) * growth)
+
+
+def planned_shape(shapes: Shapes, plan: Plan) -> PlannedShape:
+    """What a plan promises at the shapes that its figures are for."""
+    fixed = sum(plan.peak_parts.get(name, 0) for name in FIXED)
+    return PlannedShape(shapes, plan.predicted_peak_bytes, plan.unplanned_peak_bytes, plan.extra_time, fixed)

@@ -123,6 +123,11 @@ class Plan:
         return script
 
     @property
+    def packs(self) -> bool:
+        """Whether some results are kept packed."""
+        return any(c.action == PACK for c in self.choices)
+
+    @property
     def nested(self) -> bool:
         """Whether some results are dropped and replayed more than once."""
         return any(c.held_from is not None for c in self.choices)
