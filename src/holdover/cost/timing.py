@@ -85,7 +85,8 @@ def _event_seconds(call: Callable[[], Any], device: torch.device) -> float:
         end.record()
         end.synchronize()
     del result
-    return max(begin.elapsed_time(end) / 1e3, 1e-9)
+    milliseconds: float = begin.elapsed_time(end)
+    return max(milliseconds / 1e3, 1e-9)
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
