@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from holdover.errors import UnitError as UnitError
     from holdover.memory.estimate import Estimate as Estimate
     from holdover.memory.estimate import estimate as estimate
+    from holdover.planning.advice import Advice as Advice
+    from holdover.planning.advise import advise as advise
     from holdover.planning.api import plan as plan
     from holdover.planning.frontier import Frontier as Frontier
     from holdover.planning.frontier import frontier as frontier
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from holdover.verification import verify as verify
 
 _HOMES = {
+    "Advice": "holdover.planning.advice",
     "ApplyError": "holdover.errors",
     "BudgetError": "holdover.errors",
     "DeviceError": "holdover.errors",
@@ -46,6 +49,7 @@ _HOMES = {
     "TraceError": "holdover.errors",
     "UnitError": "holdover.errors",
     "Verification": "holdover.verification",
+    "advise": "holdover.planning.advise",
     "apply_": "holdover.recompute.public",
     "estimate": "holdover.memory.estimate",
     "frontier": "holdover.planning.frontier",
@@ -58,6 +62,7 @@ _HOMES = {
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Advice",
     "ApplyError",
     "BudgetError",
     "DeviceError",
@@ -72,6 +77,7 @@ __all__ = [
     "TraceError",
     "UnitError",
     "Verification",
+    "advise",
     "apply_",
     "estimate",
     "frontier",

@@ -101,7 +101,7 @@ def test_names_tell_calls_and_results_apart() -> None:
     assert len(names) == len(saved_values(trace))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(programs)
 def test_lives_agree_with_what_the_simulator_holds_at_the_peak(instructions: Any) -> None:
     trace = record(Program(instructions), (torch.ones(ROWS, WIDTH),))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import holdover
+from holdover.cli.advise import advise
 from holdover.cli.closed_form import closed_form
 from holdover.cli.demo import demo
 from holdover.cli.devices import devices
@@ -46,5 +47,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, frontier, explain, report, serve, verify, closed_form, devices, demo):
+for command in (estimate, plan, frontier, advise, explain, report, serve, verify, closed_form, devices, demo):
     app.command()(command)

@@ -165,7 +165,7 @@ def _verdict(found: Explanation) -> str:
 def _needs(found: Explanation) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     for justify in ("left", "right", "left"):
-        table.add_column(justify=justify)  # type: ignore[arg-type]
+        table.add_column(justify=justify)
     for need in found.needs:
         table.add_row(need.name, format_bytes(need.nbytes), need.how)
     return table

@@ -1,0 +1,69 @@
+"""`holdover advise MODEL --memory SIZE`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from holdover.cli.common import (
+    BROKEN_PROMISE,
+    BatchOption,
+    DeviceOption,
+    DevicesOption,
+    JsonOption,
+    ModelArgument,
+    OptimizerOption,
+    PrecisionOption,
+    SeqOption,
+    add_devices,
+    fails_politely,
+    named_optimizer,
+    show,
+    show_json,
+    stage,
+)
+
+
+@fails_politely
+def advise(
+    model: ModelArgument,
+    memory: Annotated[
+        str, typer.Option("--memory", help="What there is for the step: 24GiB; on a card, for the whole process.")
+    ],
+    optimizer: OptimizerOption = "adamw",
+    precision: PrecisionOption = None,
+    device: DeviceOption = None,
+    devices: DevicesOption = None,
+    batch: BatchOption = 8,
+    seq: SeqOption = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take for each plan, about.")
+    ] = 10.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether memory or time is the tighter constraint, and what follows, with what each way costs."""
+    from holdover.cli.model_spec import load
+    from holdover.planning.advise import advice_for
+    from holdover.planning.batch import Subject
+    from holdover.report.advice_view import advice_view
+    from holdover.units import parse_bytes
+
+    memory_bytes = parse_bytes(int(memory) if memory.isdecimal() else memory)
+    add_devices(devices)
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=True)
+    subject = Subject(step.model, step.args, step.kwargs, step.loss, named_optimizer(optimizer), precision, device)
+    began = time.perf_counter()
+
+    def say(what: str) -> None:
+        typer.echo(f"{time.perf_counter() - began:6.1f} s  {what}", err=True)
+
+    found = advice_for(subject, memory_bytes, time_limit=time_limit, say=say)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show(advice_view(found))
+    if not found.fits:
+        raise typer.Exit(BROKEN_PROMISE)

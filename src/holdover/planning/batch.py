@@ -1,0 +1,250 @@
+"""The same training step at other batch sizes: recorded each time, never extrapolated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdover.errors import HoldoverError
+from holdover.memory.estimate import workspaces
+from holdover.memory.on_card import replay_on
+from holdover.memory.simulate import CATEGORIES, Timeline, simulate
+from holdover.planning.steps import Recorded, recorded
+from holdover.trace.graph import Category, Phase
+from holdover.trace.isolate import ForeignError, isolated
+from holdover.trace.record import Loss
+from holdover.trace.replace import replace_tensors
+from holdover.trace.step import OptimizerSpec, tensors_in
+
+MOST = 1 << 16
+"""Batch sizes above are not tried."""
+
+MOST_ROWS_BYTES = 1 << 28
+"""Larger tensors of CPU models are made without data."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training step, its arguments as for `holdover.plan`."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Loss | None
+    optimizer: OptimizerSpec
+    precision: str | None
+    device: str | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a step's batch is changed: along dimension 0 of the tensors that share it.
+
+    Attributes:
+        batch: the batch size as given; 0 where no argument is a tensor.
+        scaled, fixed: the arguments that grow with it, and those that do not, with their shapes.
+    """
+
+    batch: int
+    scaled: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a step without a plan takes at one batch size.
+
+    Attributes:
+        step: its recording.
+        timeline: bytes live without a plan.
+        peak_bytes: of tensors; on a card, of the whole process.
+        accumulating_bytes: the same where gradients of earlier micro-batches are there throughout (no less than true).
+    """
+
+    step: Recorded
+    timeline: Timeline
+    peak_bytes: int
+    accumulating_bytes: int
+
+
+def scale_of(subject: Subject) -> Scale:
+    """Which arguments share the batch dimension: the commonest size of their dimension 0, the first's if in doubt.
+
+    >>> x, y, mask = torch.ones(4, 8), torch.ones(4), torch.ones(8, 8)
+    >>> scale_of(Subject(torch.nn.Linear(8, 8), (x, y, mask), {}, None, None, None, None))
+    Scale(batch=4, scaled=('float32[4, 8]', 'float32[4]'), fixed=('float32[8, 8]',))
+    """
+    tensors = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim()]
+    if not tensors:
+        return Scale(0)
+    batch = Counter(t.shape[0] for t in tensors).most_common(1)[0][0]
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for t in tensors:
+        grows = t.shape[0] == batch or t.shape[0] in _flattened(subject, batch)
+        told[grows].append(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}")
+    return Scale(batch, tuple(told[True]), tuple(told[False]))
+
+
+def _flattened(subject: Subject, batch: int) -> set[int]:
+    """Sizes that are the batch times a length: targets are often flattened so."""
+    tensors = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() == 2 and not t.is_floating_point()]
+    return {batch * t.shape[1] for t in tensors if t.shape[0] == batch and t.shape[1] > 1}
+
+
+def resized(subject: Subject, old: int, new: int) -> Subject:
+    """The step with another batch: rows of the arguments again and again, those in the loss's closure too.
+
+    Changes mutable containers and closures in place, as `replace_tensors` does.
+    """
+    own: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        own.add(id(tensor))
+        return tensor
+
+    replace_tensors(subject.model, note)
+    flattened = _flattened(subject, old)
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in own or not tensor.dim():
+            return tensor
+        if tensor.shape[0] == old:
+            return _rows(tensor, new)
+        return _rows(tensor, tensor.shape[0] // old * new) if tensor.shape[0] in flattened else tensor
+
+    args, kwargs, loss = replace_tensors((subject.args, dict(subject.kwargs), subject.loss), convert)
+    return Subject(
+        subject.model, args, kwargs, loss, subject.optimizer, subject.precision, subject.device
+    )  # fmt: skip
+
+
+def _rows(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    with torch.no_grad():
+        shape = (size, *tensor.shape[1:])
+        if tensor.device.type == "cpu" and tensor.nbytes // tensor.shape[0] * size > MOST_ROWS_BYTES:
+            made = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        else:
+            index = torch.arange(size, device=tensor.device) % tensor.shape[0]
+            made = tensor.detach().index_select(0, index)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _record(subject: Subject) -> Recorded:
+    return recorded(
+        subject.model, subject.args, subject.kwargs, loss=subject.loss, optimizer=subject.optimizer,
+        precision=subject.precision, device=subject.device,
+    )  # fmt: skip
+
+
+@dataclass
+class Batches:
+    """Recordings of one step, by batch size. `say` is told before each is made."""
+
+    subject: Subject
+    scale: Scale
+    say: Callable[[str], None] = lambda _: None
+    reason: str = ""  # why the last recording failed
+    _needs: dict[int, Need | None] = field(default_factory=dict)
+
+    def at(self, batch: int) -> Need | None:
+        """What the step takes at a batch size; None where it cannot be run at it.
+
+        Raises:
+            TraceError: the step fails at the batch size that was given.
+        """
+        if batch not in self._needs:
+            self._needs[batch] = self._recorded(batch)
+        return self._needs[batch]
+
+    def given(self) -> Need:
+        """The step as it was given."""
+        need = self.at(self.scale.batch)
+        assert need is not None
+        return need
+
+    def _recorded(self, batch: int) -> Need | None:
+        if batch == self.scale.batch:
+            return need_of(_record(self.subject))
+        self.say(f"batch {batch}")
+        try:
+            step = isolated(lambda s: _record(resized(s, self.scale.batch, batch)), self.subject)
+        except (HoldoverError, ForeignError) as error:
+            self.reason = str(error).splitlines()[0][:200]
+            return None
+        return need_of(step)
+
+    def known(self) -> dict[int, Need]:
+        """All that were recorded, smallest first."""
+        return {b: n for b, n in sorted(self._needs.items()) if n is not None}
+
+    def largest(self, memory_bytes: int, taken: Callable[[Need], int]) -> int:
+        """The largest batch that takes at most `memory_bytes`; 0 if not even one sample does, `MOST` if all do.
+
+        The line through two recordings says where to look; the answer itself and the next larger batch are recorded
+        too, so nothing rests on the line being straight.
+        """
+        low, high = 0, MOST
+        guess = self.scale.batch
+        while high - low > 1 and low < guess < high:
+            need = self.at(guess)
+            if need is None or taken(need) > memory_bytes:
+                high = guess
+            else:
+                low = guess
+            guess = self._guess(memory_bytes, taken, low, high)
+        return low
+
+    def _guess(self, memory_bytes: int, taken: Callable[[Need], int], low: int, high: int) -> int:
+        """Where the line through the two nearest recordings meets the memory, strictly between `low` and `high`."""
+        if high - low <= 1:
+            return low
+        points = sorted((abs(taken(n) - memory_bytes), b, taken(n)) for b, n in self.known().items())[:2]
+        if len(points) < 2:
+            wanted = 2 * low if low else high // 2
+        else:
+            (_, b1, n1), (_, b2, n2) = points
+            slope = (n2 - n1) / (b2 - b1)
+            wanted = int((memory_bytes - n1) / slope + b1) if slope > 0 else 2 * max(low, 1)
+            if wanted == low:
+                wanted += 1  # is it the last that fits?
+        return min(max(wanted, low + 1), high - 1)
+
+
+def need_of(step: Recorded) -> Need:
+    """What a recorded step takes without a plan."""
+    workspace, _ = workspaces(step.trace)
+    timeline = simulate(step.trace, workspace=workspace)
+    peak = timeline.peak_bytes
+    more = accumulating_peak(step, timeline) - peak
+    if step.card is not None:
+        peak = replay_on(step.trace, step.card, workspace=workspace).reserved_bytes + step.card.context_bytes[1]
+    return Need(step, timeline, peak, peak + more)
+
+
+def accumulating_peak(step: Recorded, timeline: Timeline) -> int:
+    """The peak where the gradients of earlier micro-batches are held all along, and the new ones are added to them.
+
+    Each new gradient exists beside the old one until it is added; the largest is taken for every moment.
+    """
+    trace = step.trace
+    last = max((op.step for op in trace.ops), default=0)
+    gradients = {s.name: s.nbytes for s in trace.storages if s.category is Category.GRADIENT}
+    place = CATEGORIES.index(Category.GRADIENT)
+    total, largest = sum(gradients.values()), max(gradients.values(), default=0)
+    peak = timeline.peak_bytes
+    for op in trace.ops:
+        if op.step == last and op.phase is not Phase.OPTIMIZER:
+            beside = largest if op.phase is Phase.BACKWARD else 0
+            held = timeline.category_bytes[op.id][place]
+            peak = max(peak, timeline.live_bytes[op.id] - held + total + beside)
+    return peak
+
+
+def is_linear(peaks: Mapping[int, int]) -> bool:
+    """Whether at least three points lie on one line, to the byte."""
+    (b1, p1), (b2, p2), *rest = sorted(peaks.items()) if len(peaks) > 2 else [(0, 0), (1, 1)]
+    return bool(rest) and all((p - p1) * (b2 - b1) == (p2 - p1) * (b - b1) for b, p in rest)
