@@ -13,7 +13,8 @@ from tests.recompute.helpers import assert_exact, assert_same, count, script, sc
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from holdover.recompute.apply import install, session
+from holdover.errors import ApplyError
+from holdover.recompute.apply import install, session, uninstall
 from holdover.recompute.inspect import inspect
 
 WIDTH = 6
@@ -344,15 +345,33 @@ def test_a_compiled_part(backend: str, in_place: bool) -> None:
     assert backend != "eager" or frames
 
 
-def test_a_compiled_whole_runs_plain() -> None:
+def test_compiling_what_follows_a_plan_is_refused() -> None:
     torch._dynamo.reset()
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), batch()
     plain = step(copy.deepcopy(model), (x,))
     x.grad = None
     install(model, script(model, (x,)))
-    compiled = torch.compile(model, backend="aot_eager")
-    got = step(compiled, (x,))
+    with pytest.raises(ApplyError, match=r"follows a plan for eager mode.*compiled=True"):
+        torch.compile(model, backend="aot_eager")(x)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="follows a holdover plan for eager mode: plan with compiled=True"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    with torch.no_grad():  # where nothing is saved, there is nothing to follow
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, backend="aot_eager")(x), plain["out"][0])
+    uninstall(model)
+    torch._dynamo.reset()
+    got = step(torch.compile(model, backend="aot_eager"), (x,))
     assert_same(plain["grads"], {n.replace("_orig_mod.", ""): g for n, g in got["grads"].items()})
+
+
+@pytest.mark.parametrize("name", ["", "1"])
+def test_a_plan_does_not_go_on_what_is_compiled(name: str) -> None:
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), batch()
+    wanted = script(model, (x,))
+    model.get_submodule(name).compile()
+    with pytest.raises(ApplyError, match=r"compiled by torch\.compile.*compiled=True"):
+        install(model, wanted)
 
 
 def test_fake_tensors() -> None:

@@ -1,4 +1,4 @@
-"""The private PyTorch names that plans under torch.compile depend on, checked by tests/integrations/test_private_names.py.
+"""The private PyTorch names that plans under torch.compile depend on; tests/integrations/test_private_names.py.
 
 The compiler has a public slot for a whole partitioner, and none for the one question that a plan answers: which values
 of forward are saved. PyTorch's own partitioner asks it in one function, `choose_saved_values_set`; everything around
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch import config as functorch_config
@@ -25,23 +26,27 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
+    "COMPILED_CALL",
     "CheckpointPolicy",
     "CustomPartitionerFn",
     "NodeInfo",
     "aot_autograd",
     "boxed_nop",
     "choosing",
-    "compile_fx",
     "compiled_call",
     "disable_compiler_caches",
     "fuses",
+    "inductor",
     "inductor_config",
     "is_getitem",
     "is_optimized_module",
     "min_cut_rematerialization_partition",
     "must_recompute",
-    "set_compiled_call",
+    "skipped_by_dynamo",
 ]
+
+COMPILED_CALL = "_compiled_call_impl"
+"""Where `module.compile()` puts what it made."""
 
 Choose = Callable[[fx.Graph, NodeInfo, list[fx.Node]], list[fx.Node]]
 
@@ -72,6 +77,14 @@ def disable_compiler_caches() -> AbstractContextManager[Any]:
     return stack
 
 
+def inductor(
+    gm: fx.GraphModule, inputs: Any, patches: dict[str, Any], run_graph: Callable[..., Any] | None = None
+) -> Any:
+    """Compile a graph as the Inductor backend does, with these settings; `run_graph` in place of its code generator."""
+    inner: dict[str, Any] = {} if run_graph is None else {"inner_compile": run_graph}
+    return compile_fx(gm, inputs, config_patches=patches, **inner)
+
+
 def fuses(first: fx.Node, second: fx.Node) -> bool:
     """Whether Inductor takes the two into one kernel when nothing stands between them, as its partitioner has it."""
     kinds = partitioners.get_default_op_list()
@@ -85,12 +98,12 @@ def is_optimized_module(module: torch.nn.Module) -> bool:
 
 def compiled_call(module: torch.nn.Module) -> Callable[..., Any] | None:
     """What `module.compile()` made, None if it was not called."""
-    return module._compiled_call_impl
+    return module.__dict__.get(COMPILED_CALL)
 
 
-def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
-    """Compile a module in place, or, with None, let it run in Python again."""
-    module._compiled_call_impl = call  # type: ignore[assignment]
+def skipped_by_dynamo(module: torch.nn.Module) -> bool:
+    """Whether the module's `forward` is one that dynamo does not begin to trace in, as those of `torch.nn`."""
+    return bool(trace_rules.check(type(module).forward))
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ trace is of the whole step, as for a plan in eager mode.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,16 +18,17 @@ from torch import fx
 from holdover.integrations._torch import (
     NodeInfo,
     aot_autograd,
-    compile_fx,
     disable_compiler_caches,
     fuses,
+    inductor,
 )
 from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
+from holdover.integrations.lifetimes import inlined, let_go_early, unpack_late
 from holdover.integrations.partition import Partition, Script
-from holdover.integrations.regions import compile_regions
+from holdover.integrations.regions import compile_regions, regions
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
-from holdover.trace.graph import Call, Event, Phase, Trace
+from holdover.trace.graph import Call, Trace
 from holdover.trace.isolate import isolated
 from holdover.trace.record import Corrections, Loss, Step, _run, describe
 from holdover.trace.recorder import Frame, Recorder
@@ -50,22 +51,26 @@ class Recording:
         fused: ops whose results never reach memory, because Inductor has them in the same kernel as their readers.
         inline: op of forward -> the fused ops whose work is part of it when it runs again.
         graphs: number of calls of each graph, by fingerprint, in order.
+        regions: the modules that were compiled.
     """
 
     trace: Trace
     fused: frozenset[int]
     inline: Mapping[int, frozenset[int]]
     graphs: Mapping[str, int]
+    regions: tuple[str, ...]
 
 
 def capture(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, backend: str,
     loss: Loss | None = None, optimizer: OptimizerSpec = None, precision: str | None = None,
-    device: torch.device | None = None, corrections: Corrections | None = None, script: Script | None = None,
+    device: torch.device | None = None, corrections: Corrections | None = None,
+    names: Iterable[str] | None = None, script: Script | None = None,
 ) -> Recording:  # fmt: skip
     """Record the step of `holdover.trace.record.record` as it runs when compiled by `backend`.
 
     Args:
+        names: the modules that are compiled; None for those that are compiled already, else the whole model.
         script: what a plan would have made again in backward.
 
     Raises:
@@ -74,7 +79,9 @@ def capture(
     check_precision(precision)
     faker = Faker(device or torch.device("cpu"))
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
-    return isolated(lambda subject: _capture(subject, Graphs(backend, script or {}), faker, corrections), step)
+    compiled = tuple(regions(model)) if names is None else tuple(names)
+    graphs = Graphs(backend, compiled, script or {})
+    return isolated(lambda subject: _capture(subject, graphs, faker, corrections), step)
 
 
 def _capture(step: Step, graphs: Graphs, faker: Faker, corrections: Corrections | None) -> Recording:
@@ -86,7 +93,7 @@ def _capture(step: Step, graphs: Graphs, faker: Faker, corrections: Corrections 
             step.model.to(dtype)
             to_dtype = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
             step.args, step.kwargs = replace_tensors((step.args, step.kwargs), to_dtype)
-        compile_regions(step.model, graphs.backend)
+        compile_regions(step.model, graphs.backend, graphs.names)
         _warm_up(step, faker.device)
         recorder = graphs.recorder = GraphRecorder(real=False, corrections=corrections, known=faker.known)
         trace = _run(step, recorder, identity, described, faker.device)
@@ -145,105 +152,9 @@ class GraphRecorder(Recorder):
         self.frames.pop()
         self.saving, self.expected = call, saved
 
-    def spread(self) -> None:
-        """A graph's backward has run: move the unpacking of each saved tensor to its first use."""
-        slots = set(self.slots_of[self.unpacking])
-        events = self.trace.events
-        start = len(events)
-        for i in range(len(events) - 1, -1, -1):
-            kind, number = events[i]
-            if kind is Event.UNPACK and number in slots:
-                start = i
-            elif kind is Event.PACK:
-                break
-        segment, events[start:] = events[start:], []
-        used = {self.trace.values[v].storage for k, n in segment if k is Event.OP for v in self.trace.ops[n].inputs}
-        waiting: dict[int, list[tuple[Event, int]]] = defaultdict(list)
-        released = [n for k, n in segment if k is Event.RELEASE and n in slots]
-        skip = False
-        for i, (kind, number) in enumerate(segment):
-            if skip:
-                skip = False
-                continue
-            storage = self.trace.values[self.trace.slots[number].value].storage if kind is Event.UNPACK else -1
-            if kind is Event.UNPACK and number in slots and storage in used:
-                waiting[storage].append((kind, number))
-                if segment[i + 1 : i + 2] == [(Event.HOLD, storage)]:
-                    waiting[storage].append((Event.HOLD, storage))
-                    skip = True
-                if number in released:
-                    waiting[storage].append((Event.RELEASE, number))
-                continue
-            if kind is Event.OP:
-                for v in self.trace.ops[number].inputs:
-                    events.extend(waiting.pop(self.trace.values[v].storage, ()))
-            if kind is not Event.RELEASE or number not in slots or not self._spread(number, used):
-                events.append((kind, number))
-
-    def _spread(self, slot: int, used: set[int]) -> bool:
-        return self.trace.values[self.trace.slots[slot].value].storage in used
-
-
-def _inlined(trace: Trace, fused: set[int]) -> dict[int, frozenset[int]]:
-    """Take what fused ops make out of the trace: their readers read what they read.
-
-    Returns which fused ops of forward each other op carries out in its own kernel.
-    """
-    saved = {trace.values[slot.value].storage for slot in trace.slots}
-    sources: dict[int, tuple[int, ...]] = {}
-    carried: dict[int, frozenset[int]] = {}
-    inline: dict[int, frozenset[int]] = {}
-    for op in trace.ops:
-        if op.id in fused and (op.keep or op.random or any(trace.values[v].storage in saved for v in op.outputs)):
-            fused.discard(op.id)
-        inside = frozenset(f for v in op.inputs for f in carried.get(v, ()))
-        op.inputs = tuple(dict.fromkeys(s for v in op.inputs for s in sources.get(v, (v,))))
-        if op.id not in fused:
-            inline[op.id] = inside
-            continue
-        for v in op.outputs:
-            trace.storages[trace.values[v].storage].nbytes = 0
-            if op.phase is not Phase.BACKWARD:
-                sources[v], carried[v] = op.inputs, inside | {op.id}
-        op.outputs, op.writes = (), ()
-    return inline
-
-
-def _let_go_early(trace: Trace) -> None:
-    """A graph's forward returns what it saves, and so holds it to its end; what is not saved goes after its last use.
-
-    Saving and letting go are moved to that place, so that whoever decides against saving sees what that brings.
-    """
-    events = trace.events
-    in_graph = {op.id for op in trace.ops if trace.calls[op.call].key.startswith(GRAPH)}
-    last_use: dict[int, int] = {}
-    next_op = [len(events)] * (len(events) + 1)
-    for i in range(len(events) - 1, -1, -1):
-        next_op[i] = i if events[i][0] is Event.OP else next_op[i + 1]
-    moved: set[int] = set()
-    at: dict[int, list[tuple[Event, int]]] = defaultdict(list)
-    for i, (kind, number) in enumerate(events):
-        if kind is Event.OP and number in in_graph:
-            op = trace.ops[number]
-            last_use.update((trace.values[v].storage, i) for v in (*op.inputs, *op.outputs))
-        elif kind is Event.PACK:
-            value = trace.values[trace.slots[number].value]
-            if value.maker not in in_graph or not trace.calls[trace.slots[number].call].key.startswith(GRAPH):
-                continue
-            place, end = next_op[last_use[value.storage] + 1], next_op[i]
-            drop = next((j for j in range(i, end) if events[j] == (Event.DROP, value.storage)), -1)
-            if drop < 0 or place >= i:
-                continue  # the program goes on holding it
-            moved.add(i)
-            at[place].append(events[i])
-            if drop not in moved:
-                moved.add(drop)
-                at[place].append(events[drop])
-    packs_first = lambda e: e[0] is not Event.PACK  # noqa: E731
-    trace.events = [
-        event for i, own in enumerate(events)
-        for event in (*sorted(at.get(i, ()), key=packs_first), *(() if i in moved else (own,)))
-    ]  # fmt: skip
+    def end_backward(self) -> None:
+        """A graph's backward has run."""
+        unpack_late(self.trace, self.slots_of[self.unpacking])
 
 
 @dataclass(frozen=True)
@@ -259,14 +170,15 @@ class Graphs:
     """The backend that runs graphs under a recorder, and what it saw."""
 
     backend_name: str
+    names: tuple[str, ...]
     script: Script = field(default_factory=dict)
     recorder: GraphRecorder | None = None
     fused: set[int] = field(default_factory=set)
 
-    def backend(self, gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    def backend(self, gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         if self.backend_name == "inductor":
             patches = {"custom_partitioner_fn": RecordingPartition(self.script)}
-            return compile_fx(gm, inputs, inner_compile=self.runner, config_patches=patches)  # type: ignore[no-any-return]
+            return inductor(gm, inputs, patches, self.runner)
         kwargs = {"keep_inference_input_mutations": True}
         return aot_autograd(fw_compiler=self.runner, partition_fn=RecordingPartition(self.script), **kwargs)(gm, inputs)
 
@@ -290,13 +202,13 @@ class Graphs:
                 op.keep = op.keep or "random"
             if written.intersection(op.inputs):
                 op.keep = op.keep or "reads an input that the graph writes to"
-        inline = _inlined(trace, self.fused)
-        _let_go_early(trace)
+        inline = inlined(trace, self.fused)
+        let_go_early(trace, GRAPH)
         counts: dict[str, int] = defaultdict(int)
         for call in trace.calls:
             if call.key.startswith(GRAPH):
                 counts[call.key.removeprefix(GRAPH)] += 1
-        return Recording(trace, frozenset(self.fused), inline, dict(counts))
+        return Recording(trace, frozenset(self.fused), inline, dict(counts), self.names)
 
 
 class RecordingPartition(Partition):
@@ -326,7 +238,7 @@ class GraphRunner(fx.Interpreter):
         super().__init__(gm)
         self.graphs = graphs
         self.info: GraphInfo | None = gm.meta.get(INFO)
-        self.inlined = inlined(gm.graph) if graphs.backend_name == "inductor" else frozenset()
+        self.inlined = fused_nodes(gm.graph) if graphs.backend_name == "inductor" else frozenset()
 
     def call(self, args: list[Any]) -> Any:
         recorder, info = self.graphs.recorder, self.info
@@ -338,7 +250,7 @@ class GraphRunner(fx.Interpreter):
             if forward:
                 recorder.end_graph(call, sum(isinstance(t, torch.Tensor) for t in out[info.outputs :]))
             else:
-                recorder.spread()
+                recorder.end_backward()
         return out
 
     def run_node(self, n: fx.Node) -> Any:
@@ -360,7 +272,7 @@ class GraphRunner(fx.Interpreter):
         return result
 
 
-def inlined(graph: fx.Graph) -> frozenset[str]:
+def fused_nodes(graph: fx.Graph) -> frozenset[str]:
     """Nodes that Inductor computes inside the kernels of their readers: all of these fuse, and nothing that does not
     fuse runs between.
     """

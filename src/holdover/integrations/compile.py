@@ -12,17 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from holdover.errors import ApplyError
-from holdover.integrations._torch import aot_autograd, boxed_nop, compile_fx
+from holdover.integrations._torch import aot_autograd, boxed_nop, inductor
 from holdover.integrations.capture import GRAPH
 from holdover.integrations.partition import Partition
-from holdover.integrations.regions import compile_regions
+from holdover.integrations.regions import Former, compile_regions, is_compiled, regions
+from holdover.recompute.apply import installation_of
 
 if TYPE_CHECKING:
     from holdover.planning.plan import Plan
@@ -42,17 +44,19 @@ class PlannedBackend:
         self.partition = Partition(script_of(plan), ("holdover", hashlib.sha256(told.encode()).hexdigest()))
         self.warned = False
 
-    def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Callable[..., Any]:
+    def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Any:
         if self.plan.compiled == "inductor":
             patches = {**options.get("options", {}), "custom_partitioner_fn": self.partition}
-            run = compile_fx(gm, inputs, config_patches=patches)
+            run = inductor(gm, inputs, patches)
         else:
-            split = aot_autograd(fw_compiler=boxed_nop, partition_fn=self.partition, keep_inference_input_mutations=True)
+            split = aot_autograd(
+                fw_compiler=boxed_nop, partition_fn=self.partition, keep_inference_input_mutations=True
+            )
             run = split(gm, inputs)
         if self.partition.script and self.partition.unmatched and not self.partition.matched and not self.warned:
             self.warned = True
             warnings.warn(_unknown_graph(self.plan, self.partition.unmatched[-1]), stacklevel=2)
-        return run  # type: ignore[no-any-return]
+        return run
 
 
 def script_of(plan: Plan) -> dict[str, frozenset[int]]:
@@ -62,8 +66,8 @@ def script_of(plan: Plan) -> dict[str, frozenset[int]]:
 
 def _unknown_graph(plan: Plan, fingerprint: str) -> str:
     return (
-        f"torch.compile made a graph ({fingerprint}) that the plan for this {plan.model} does not know, and compiles it "
-        f"without recomputation. The plan is for {plan.inputs or 'no inputs'}; it knows "
+        f"torch.compile made a graph ({fingerprint}) that the plan for this {plan.model} does not know, and compiles "
+        f"it without recomputation. The plan is for {plan.inputs or 'no inputs'}; it knows "
         f"{', '.join(sorted({c.call.removeprefix(GRAPH) for c in plan.choices}))}. What is compiled (whole model or "
         "single blocks), train and eval mode, precision and which parameters are trained must be as when it was planned"
     )
@@ -94,8 +98,40 @@ def backend(plan: Plan) -> PlannedBackend:
     return PlannedBackend(plan)
 
 
-def compile_planned(model: torch.nn.Module, plan: Plan) -> PlannedBackend:
-    """Compile the model, in place, by the plan's backend: the modules that are compiled already, else all of it."""
+def apply_compiled(model: torch.nn.Module, plan: Plan) -> None:
+    """`holdover.apply_` for a plan of compiled code: compile the plan's regions, in place, by its backend.
+
+    Raises:
+        ApplyError: other modules of the model are compiled than those that were planned for, or the model follows a
+            plan already.
+    """
+    if model in _APPLIED or installation_of(model) is not None:
+        raise ApplyError(
+            f"this {type(model).__name__} already follows a plan: remove it first with holdover.remove_(model)"
+        )
+    found, wanted = regions(model), plan.regions
+    compiled = {name for name, module in found.items() if is_compiled(module)}
+    if compiled - set(wanted):
+        raise ApplyError(
+            f"this plan is for {_named(wanted)} compiled {'each by itself' if len(wanted) > 1 else 'as a whole'}, and "
+            f"in this {type(model).__name__} {_named(sorted(compiled))} is compiled: the graphs would be others. Plan "
+            "again for the model as it is now, or apply the plan to a model in which nothing is compiled"
+        )
     planned = backend(plan)
-    compile_regions(model, planned)
-    return planned
+    _APPLIED[model] = compile_regions(model, planned, wanted)
+
+
+def remove_compiled(model: torch.nn.Module) -> bool:
+    """Take a plan of compiled code off again; what was compiled before is so as before. False if there is none."""
+    undo = _APPLIED.pop(model, None)
+    for former in undo or ():
+        former.restore()
+    return undo is not None
+
+
+def _named(names: Iterable[str]) -> str:
+    shown = [name or "the whole model" for name in names]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+_APPLIED: weakref.WeakKeyDictionary[torch.nn.Module, list[Former]] = weakref.WeakKeyDictionary()

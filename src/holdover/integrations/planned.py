@@ -21,6 +21,7 @@ from holdover.planning.describe import described
 from holdover.planning.plan import RECOMPUTE, Choice, Plan
 from holdover.planning.problem import Problem, build
 from holdover.planning.search import Candidate, Search
+from holdover.recompute.apply import installation_of
 from holdover.trace.graph import Phase
 from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
@@ -47,6 +48,11 @@ def plan_compiled(
         raise PlanError(
             "with_loss=True plans the loss's own ops, and under the compiler a plan reaches only what is compiled: "
             "put the loss into the module that is compiled instead."
+        )
+    if installation_of(model) is not None:
+        raise ApplyError(
+            f"this {type(model).__name__} follows a plan for eager mode, which torch.compile would not see: "
+            "take it off with holdover.remove_(model) first"
         )
     recording = capture(
         model, args, kwargs, backend=backend, loss=loss, optimizer=optimizer, precision=precision, device=device,
@@ -79,7 +85,9 @@ def _solved(
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
     notes = [*plan.notes, *_graph_notes(recording)]
     choices = dict.fromkeys([*plan.choices, *_inline(recording, best)])
-    return replace(plan, choices=tuple(choices), quiet=(), compiled=backend, notes=tuple(notes))
+    return replace(
+        plan, choices=tuple(choices), quiet=(), compiled=backend, regions=recording.regions, notes=tuple(notes)
+    )  # fmt: skip
 
 
 def _inline(recording: Recording, best: Candidate) -> list[Choice]:
@@ -100,11 +108,12 @@ def _graph_notes(recording: Recording) -> list[str]:
 def _priced(recording: Recording, workspace: Mapping[int, int]) -> tuple[Problem, str]:
     """The problem with each op's cost on this machine; what is computed inside another op's kernel is free."""
     trace = recording.trace
-    costs = price(trace.signatures, device=trace.storages[0].device if trace.storages else "cpu")
-    seconds = {i: c.seconds for i, c in enumerate(costs)}
-    problem = build(trace, seconds, workspace)
-    free = sum(seconds[trace.ops[o].signature] for o in recording.fused if o in problem.positions)
-    problem.cost = {o: 0.0 if o in recording.fused else c for o, c in problem.cost.items()}
+    replayed = {op.signature for op in trace.ops if op.phase is Phase.FORWARD and not op.keep}
+    device = trace.storages[0].device if trace.storages else "cpu"
+    costs = price(trace.signatures, device=device, replayed=replayed)
+    problem = build(trace, {i: c.seconds for i, c in enumerate(costs)}, workspace)
+    free = sum(costs[trace.ops[o].signature].seconds for o in recording.fused if o in problem.positions)
+    problem.cost = {o: costs[trace.ops[o].signature].replay_seconds for o in problem.eligible}
     problem.step_seconds -= free
     measured = sum(c.source == "measured" for c in costs)
     return problem, f"{measured} of {len(costs)} distinct ops measured here, the rest modelled"

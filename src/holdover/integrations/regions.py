@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from holdover.integrations._torch import compiled_call, is_optimized_module, set_compiled_call
+from holdover.integrations._torch import COMPILED_CALL, compiled_call, is_optimized_module, skipped_by_dynamo
 
 Backend = Callable[..., Any]
 
@@ -27,23 +29,45 @@ def regions(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     found: dict[str, torch.nn.Module] = {}
     for path, module in model.named_modules():
         inside = any(not outer or path.startswith(f"{outer}.") for outer in found)
-        if not inside and (is_optimized_module(module) or compiled_call(module) is not None):
+        if not inside and is_compiled(module):
             found[path] = module
     return found or {"": model}
 
 
-def compile_regions(model: torch.nn.Module, backend: Backend) -> None:
-    """Compile each region of the model, in place, by `backend`."""
-    for module in regions(model).values():
+def is_compiled(module: torch.nn.Module) -> bool:
+    return is_optimized_module(module) or compiled_call(module) is not None
+
+
+@dataclass
+class Former:
+    """How a module was compiled before."""
+
+    module: torch.nn.Module
+    attributes: dict[str, Any]
+
+    def restore(self) -> None:
+        self.module.__dict__.update(self.attributes)
+
+
+def compile_regions(model: torch.nn.Module, backend: Backend, names: Iterable[str]) -> list[Former]:
+    """Compile each of these modules of the model, in place, by `backend`; returns what undoes it."""
+    undo = []
+    for name in names:
+        module = model.get_submodule(name)
         if is_optimized_module(module):
             again = torch.compile(module._orig_mod, backend=backend)  # type: ignore[arg-type]
-            module.__dict__["dynamo_ctx"], module.__dict__["forward"] = again.dynamo_ctx, again.forward
+            changed = {key: again.__dict__[key] for key in ("dynamo_ctx", "forward")}
+            undo.append(Former(module, {key: module.__dict__[key] for key in changed}))
+            module.__dict__.update(changed)
         else:
-            module.compile(backend=backend)
+            undo.append(Former(module, {COMPILED_CALL: compiled_call(module)}))
+            if skipped_by_dynamo(module):
+                # `module.compile()` would compile nothing: dynamo starts in no frame of PyTorch's own files.
+                module.__dict__[COMPILED_CALL] = functools.partial(torch.compile(_call, backend=backend), module)
+            else:
+                module.compile(backend=backend)
+    return undo
 
 
-def release_regions(model: torch.nn.Module) -> None:
-    """Let the regions that were compiled in place run in Python again."""
-    for module in regions(model).values():
-        if compiled_call(module) is not None:
-            set_compiled_call(module, None)
+def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)

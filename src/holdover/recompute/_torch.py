@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _current_graph_task_id as current_graph_task_id
@@ -39,6 +39,7 @@ __all__ = [
     "TorchDispatchMode",
     "alias",
     "at_end_of_pass",
+    "breaks_graphs",
     "current_graph_task_id",
     "dispatch_mode_at",
     "dispatch_modes",
@@ -55,6 +56,9 @@ __all__ = [
     "watching_module_calls",
     "yielding_to_transforms",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_end_of_pass(callback: Callable[[], None]) -> None:
@@ -109,6 +113,17 @@ def skip_in_dynamo(*functions: Callable[..., Any]) -> None:
     """Keep torch.compile from tracing these functions where its frame callback is active around them."""
     for function in functions:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+def breaks_graphs(reason: str) -> Callable[[F], F]:
+    """As `torch.compiler.disable(reason=...)`, without loading the compiler: compiled code calls it in Python."""
+
+    def mark(function: F) -> F:
+        function._torchdynamo_disable, function._torchdynamo_disable_msg = True, reason  # type: ignore[attr-defined]
+        skip_in_dynamo(function)
+        return function
+
+    return mark
 
 
 _patching = threading.Lock()

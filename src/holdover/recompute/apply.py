@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdover.errors import ApplyError
-from holdover.recompute._torch import functorch_transform, watching_module_calls
+from holdover.recompute._torch import breaks_graphs, functorch_transform, watching_module_calls
 from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import Compiled, Script
@@ -54,6 +54,16 @@ class Installation:
         return Installation(self.compiled, self.plan_id, self.guide)
 
 
+@breaks_graphs(reason="this model follows a holdover plan for eager mode: plan with compiled=True instead")
+def refuse_compiler() -> None:
+    """Called from compiled code, where a plan for eager mode would silently do nothing."""
+    raise ApplyError(
+        "torch.compile is compiling a model that follows a plan for eager mode, and compiled code would not follow it: "
+        "take the plan off with holdover.remove_(model), plan with holdover.plan(..., compiled=True), and apply that "
+        "plan instead of calling torch.compile"
+    )
+
+
 class Framed:
     """A module's `forward` that says which module it is. Lies in the instance's `__dict__`, so hooks stay outside.
 
@@ -72,6 +82,8 @@ class Framed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+                refuse_compiler()
             return self._forward()(*args, **kwargs)
         session = RUNNING.session
         if session is None:
@@ -235,7 +247,19 @@ def install(
             f"a plan goes on a model that runs in Python, and this is a {type(model).__name__}: "
             "apply it to the module inside, before compiling or scripting"
         )
+    for path, module in model.named_modules():
+        if module._compiled_call_impl is not None and any(_reaches(call, path) for call in script):
+            raise ApplyError(
+                f"{path or f'this {type(model).__name__}'} is compiled by torch.compile, where a plan for eager mode "
+                "is not seen: plan with holdover.plan(..., compiled=True), or apply the plan to a model that runs in "
+                "Python"
+            )
     attach(model, Installation(Compiled(script, quiet), plan_id, guide))
+
+
+def _reaches(call: str, path: str) -> bool:
+    """Whether the call is of the module, or happens inside it."""
+    return not path or any(part.split(":")[0] == path for part in call.split("/"))
 
 
 def uninstall(model: torch.nn.Module) -> None:

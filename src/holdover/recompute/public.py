@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,6 +23,9 @@ def apply_(model: M, plan: Plan) -> M:
 
     Parameter names, `state_dict`, classes, `repr` and hooks stay as they are. Where gradients are off the model runs as
     it always did; where a step does not match the plan, the value is kept (`holdover.inspect` counts it).
+
+    A plan that was made with `compiled` compiles the model as well, in place: the modules that were compiled when it
+    was made, else all of it.
 
     Args:
         model: the model that was planned for, or another of the same architecture; on any device.
@@ -54,6 +58,11 @@ def apply_(model: M, plan: Plan) -> M:
             "this plan reaches into the loss, which is outside the model: run forward and loss inside "
             "`with plan.recompute():`, or plan without with_loss=True"
         )
+    if plan.compiled:
+        from holdover.integrations.compile import apply_compiled  # loads the compiler
+
+        apply_compiled(model, plan)
+        return model
     install(
         model, plan.script, plan.quiet, guide=guide_of(plan),
         plan_id=f"{plan.model}, peak {plan.predicted_peak_bytes:,} bytes",
@@ -70,5 +79,7 @@ def remove_(model: M) -> M:
     Raises:
         ApplyError: the model follows no plan.
     """
-    uninstall(model)
+    compiler = sys.modules.get("holdover.integrations.compile")
+    if compiler is None or not compiler.remove_compiled(model):
+        uninstall(model)
     return model
