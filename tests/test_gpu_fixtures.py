@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,8 @@ from holdover.memory.workspace import true_outputs
 from holdover.trace.graph import Trace
 from holdover.trace.record import record
 
-FIXTURES = Path(__file__).parent / "fixtures" / "gpu"
+ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / "tests" / "fixtures" / "gpu"
 
 
 def mlp() -> Any:
@@ -81,3 +85,11 @@ def test_what_ran_is_written_down_as_it_ran(precision: str) -> None:
     assert json.loads(json.dumps(measured)) == recorded(trace)
     assert measured["forward"]["aten.addmm.default"] == 16
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_benchmark_says_that_there_is_no_card() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "no CUDA device here: nothing can be measured\n"
