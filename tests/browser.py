@@ -27,7 +27,7 @@ def chromium() -> Iterator[Browser]:
     path = shutil.which(name)
     if path is None:
         pytest.fail(
-            f"There is no {name!r} here, and the report page is tested in one: apt-get install chromium (make test does "
+            f"There is no {name!r} here, and the page is tested in one: apt-get install chromium (make test does "
             "so as root), or name one in the environment variable CHROMIUM.",
             pytrace=False,
         )

@@ -119,7 +119,8 @@ def test_a_dropped_value_is_there_twice_and_a_kept_one_once() -> None:
     backward = next(i for i, n in enumerate(shown.ops) if trace.ops[n].phase is Phase.BACKWARD)
     assert made_at == first[0] == gelu.maker
     assert first[1] < backward < again[0]
-    assert again[0] <= min(gelu.needers) and again[1] <= freed
+    assert again[0] <= min(gelu.needers)
+    assert again[1] <= freed
     for row in rows:
         if row is not gelu:
             assert planned.spans[row.storage] == plain.spans[row.storage]
@@ -199,7 +200,8 @@ def test_the_loss_is_a_layer_of_its_own() -> None:
 def test_the_step_as_it_is_stands_beside_a_plan(made: Made) -> None:
     plan = made.frontier.plans[-1]
     plain = without(plan)
-    assert plain.predicted_peak_bytes == plan.unplanned_peak_bytes and plain.choices == ()
+    assert plain.predicted_peak_bytes == plan.unplanned_peak_bytes
+    assert plain.choices == ()
     assert isinstance(plan.choices[0], Choice)
 
 
@@ -210,5 +212,6 @@ def test_positions_go_forward(made: Made) -> None:
 
 def test_estimates_have_a_page_without_plans(made: Made) -> None:
     data = page_data(made.estimate.trace, estimate=made.estimate)
-    assert data["plans"] == [] and data["runs"]["seconds"] is None
+    assert data["plans"] == []
+    assert data["runs"]["seconds"] is None
     assert isinstance(made.estimate, Estimate)

@@ -79,7 +79,8 @@ def test_targets_in_the_losss_closure_grow_with_the_batch() -> None:
     scaling = study(model, (inputs,), lambda logits: F.cross_entropy(logits, targets))
     assert scaling is not None
     assert [(a["name"], a["least"], a["most"]) for a in scaling["axes"]] == [("batch", 1, 16)]
-    assert targets.shape == (4,) and inputs.shape == (4, 8)  # the caller's own are as they were
+    assert targets.shape == (4,)
+    assert inputs.shape == (4, 8)
 
 
 def test_a_size_that_is_fixed_in_the_code_is_not_varied() -> None:
@@ -88,7 +89,8 @@ def test_a_size_that_is_fixed_in_the_code_is_not_varied() -> None:
             return (x.requires_grad_() * 2).view(4, 8).sin()
 
     scaling = study(Fixed(), (torch.randn(4, 8),))
-    assert scaling is not None and scaling["axes"] == []
+    assert scaling is not None
+    assert scaling["axes"] == []
     assert scaling["notes"][0].startswith("The batch size cannot be varied: ")
 
 
