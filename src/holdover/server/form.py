@@ -70,7 +70,7 @@ whole number from 1 to 65,536
     }
     model = texts["model"]
     if model not in models:
-        errors["model"] = f"not among the models named on the command line: {', '.join(models)}"
+        errors.setdefault("model", f"not among the models named on the command line: {', '.join(models)}")
     from_library = model.startswith(LIBRARIES)
     batch = _number(data.get("batch", 8), "batch", MOST_BATCH, errors) or 8
     seq = _number(data.get("seq"), "seq", MOST_SEQ, errors)
