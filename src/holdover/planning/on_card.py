@@ -24,6 +24,9 @@ BudgetKind = Literal["reserved", "allocated"]
 ROUNDS = 6
 """Budgets that the planner is given before the floor is taken."""
 
+LATER_SHARE = 4
+"""Later rounds, which start from what the first one met, get this part of its time."""
+
 SECOND_LOOK_SECONDS = 2.0
 """For plans that were met on the way and are cheaper."""
 
@@ -93,16 +96,18 @@ class CardBudget:
         """
         if self.counted(search, floor) > limit:
             raise self.too_little(search, floor, limit)
-        best, target = floor, limit - self.card.cublas_bytes
+        best, target, seconds = floor, limit - self.card.cublas_bytes, search.seconds
         for _ in range(ROUNDS):
             if target <= floor.peak_bytes:
                 break
             found = search.cheapest(target, floor, least)
+            search.seconds = seconds / LATER_SHARE
             excess = self.counted(search, found) - limit
             if excess <= 0:
                 best = found
                 break
             target = min(target, found.peak_bytes) - max(excess, limit // 500)
+        search.seconds = seconds
         until = time.monotonic() + SECOND_LOOK_SECONDS
         for met in sorted(search.judged(), key=lambda c: c.seconds):
             if met.seconds >= best.seconds or time.monotonic() > until:
