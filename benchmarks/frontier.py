@@ -31,7 +31,10 @@ from frontier_report import by_model, is_compiled, is_ours, markdown, measured, 
 from rich.console import Console
 
 CONTENDERS: dict[str, Contender] = {**PEERS, **OURS}
-QUICK_SKIPS = ("compile budget, model, aot_eager", "compile budget, blocks, aot_eager", "ckptplan")
+QUICK_SKIPS = (
+    "compile budget, model", "compile budget, model, aot_eager", "compile budget, blocks, aot_eager", "ckptplan",
+    "holdover, compiled model",
+)  # fmt: skip
 QUICK_COMPILED = ("gpt",)
 """Models of a quick run that are compiled too: compiling takes longer than all the rest."""
 FAILED = "failed"

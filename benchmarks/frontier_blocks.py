@@ -124,3 +124,23 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.add1(x, self.drop1(self.proj(self.attention(self.qkv(self.norm1(x))))))
         return self.add2(x, self.drop2(self.down(self.gelu(self.up(self.norm2(x))))))  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Each token goes through its two best of several small MLPs; the shapes depend on the data."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, number)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(number)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, 1)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == i)
+            y = y.index_add(0, token, expert(flat[token]) * weights[token, place, None])
+        return y.view_as(x)

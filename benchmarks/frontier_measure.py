@@ -27,7 +27,7 @@ from holdover.memory.measure import _quiet_profiler, existing_bytes
 
 QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 MARK = "frontier: forward is over"
-LEAST_ROUNDS, MOST_ROUNDS = 5, 25
+LEAST_ROUNDS, MOST_ROUNDS = 7, 25
 
 
 class UnavailableError(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from frontier_blocks import Add, Attention, Block, Case, Chain, FusedQKV, Mul, blocks_of
+from frontier_blocks import Add, Attention, Block, Case, Chain, Experts, FusedQKV, Mul, blocks_of
 from frontier_vision import resnet18, resnet50, unet, vit, vit_dropout
 from torch import nn
 
@@ -28,26 +28,6 @@ class LlamaBlock(nn.Module):
         x = self.add1(x, self.proj(self.attention(self.q(h), self.k(h), self.v(h))))
         h = self.norm2(x)
         return self.add2(x, self.down(self.mul(self.silu(self.gate(h)), self.up(h))))  # type: ignore[no-any-return]
-
-
-class Experts(nn.Module):
-    """Each token goes through its two best of several small MLPs; the shapes depend on the data."""
-
-    def __init__(self, width: int, number: int) -> None:
-        super().__init__()
-        self.router = nn.Linear(width, number)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(number)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.flatten(0, 1)
-        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
-        y = torch.zeros_like(flat)
-        for i, expert in enumerate(self.experts):
-            token, place = torch.where(chosen == i)
-            y = y.index_add(0, token, expert(flat[token]) * weights[token, place, None])
-        return y.view_as(x)
 
 
 class ExpertBlock(nn.Module):

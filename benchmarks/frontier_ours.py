@@ -13,7 +13,7 @@ import torch
 from frontier_blocks import Case
 from frontier_measure import Contender, Point, Setting, many_graphs, twin_of
 
-import holdover
+from holdover import BudgetError, Plan, apply_, estimate, frontier, plan
 from holdover.memory.measure import existing_bytes
 
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
@@ -22,7 +22,7 @@ NEAR, QUICK_NEAR = 0.01, 0.04
 """Budgets nearer to one another than this share of the peak are one."""
 QUICK_SECONDS = 25.0
 
-Planner = Callable[[int | str], holdover.Plan]
+Planner = Callable[[int | str], Plan]
 
 
 def eager(case: Case, setting: Setting) -> Iterator[Point]:
@@ -30,21 +30,21 @@ def eager(case: Case, setting: Setting) -> Iterator[Point]:
     fixed = existing_bytes(case.model, case.args, case.loss)
     begun = time.perf_counter()
     if setting.quick:
-        frontier = holdover.frontier(case.model, case.args, loss=case.loss, time_limit=QUICK_SECONDS)
-        peak, planner = frontier.unplanned_peak_bytes - fixed, frontier.at
+        found = frontier(case.model, case.args, loss=case.loss, time_limit=QUICK_SECONDS)
+        peak, planner = found.unplanned_peak_bytes - fixed, found.at
     else:
-        peak = holdover.estimate(case.model, case.args, loss=case.loss).peak_bytes - fixed
-        planner = lambda budget: holdover.plan(case.model, case.args, loss=case.loss, budget=budget)  # noqa: E731
+        peak = estimate(case.model, case.args, loss=case.loss).peak_bytes - fixed
+        planner = lambda budget: plan(case.model, case.args, loss=case.loss, budget=budget)  # noqa: E731
     yield from _points(planner, setting, peak, fixed, time.perf_counter() - begun, _follow)
 
 
 def compiled(*, by_block: bool) -> Contender:
     """`plan(..., compiled=True)` for the whole model, or for blocks compiled one by one."""
 
-    def prepare(plan: holdover.Plan, model: torch.nn.Module, case: Case) -> torch.nn.Module:
+    def prepare(made: Plan, model: torch.nn.Module, case: Case) -> torch.nn.Module:
         for name in case.blocks if by_block else ():
             model.get_submodule(name).compile()
-        return holdover.apply_(model, plan)
+        return apply_(model, made)
 
     def offers(case: Case, setting: Setting) -> Iterator[Point]:
         many_graphs()
@@ -53,36 +53,36 @@ def compiled(*, by_block: bool) -> Contender:
             model.get_submodule(name).compile()
         fixed = existing_bytes(model, case.args, case.loss)
         begun = time.perf_counter()
-        peak = holdover.estimate(case.model, case.args, loss=case.loss).peak_bytes - fixed
+        peak = estimate(case.model, case.args, loss=case.loss).peak_bytes - fixed
         yield from _points(
-            lambda budget: holdover.plan(model, case.args, loss=case.loss, budget=budget, compiled=True),
-            setting, peak, fixed, time.perf_counter() - begun, lambda plan, model: prepare(plan, model, case),
+            lambda budget: plan(model, case.args, loss=case.loss, budget=budget, compiled=True),
+            setting, peak, fixed, time.perf_counter() - begun, lambda made, model: prepare(made, model, case),
         )  # fmt: skip
 
     return offers
 
 
-def _follow(plan: holdover.Plan, model: torch.nn.Module) -> torch.nn.Module:
-    return holdover.apply_(model, plan)
+def _follow(made: Plan, model: torch.nn.Module) -> torch.nn.Module:
+    return apply_(model, made)
 
 
 def _points(
     planner: Planner, setting: Setting, peak: int, fixed: int, before: float,
-    follow: Callable[[holdover.Plan, torch.nn.Module], torch.nn.Module],
+    follow: Callable[[Plan, torch.nn.Module], torch.nn.Module],
 ) -> Iterator[Point]:  # fmt: skip
     seen = set()
     for budget in _budgets(setting, peak, fixed):
         begun = time.perf_counter()
         try:
-            plan = planner(budget)
-        except holdover.BudgetError:
+            made = planner(budget)
+        except BudgetError:
             continue
         seconds = time.perf_counter() - begun + before
-        if plan.choices and plan.choices not in seen:
-            seen.add(plan.choices)
-            promised = plan.predicted_peak_bytes - fixed
+        if made.choices and made.choices not in seen:
+            seen.add(made.choices)
+            promised = made.predicted_peak_bytes - fixed
             label = "lowest" if budget == "min" else f"budget {(int(budget) - fixed) / peak:.3f}"
-            yield Point(label, functools.partial(follow, plan), seconds, promised, plan.extra_time)
+            yield Point(label, functools.partial(follow, made), seconds, promised, made.extra_time)
 
 
 def _budgets(setting: Setting, peak: int, fixed: int) -> list[int | str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from frontier_blocks import Attention, Case, FusedQKV
+from frontier_blocks import Attention, Case, Experts, FusedQKV
 from frontier_measure import Contender, Point, Setting, UnavailableError, many_graphs
 from frontier_rotor import _measured, rotor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,8 +247,12 @@ def remat_regions(case: Case, setting: Setting) -> Iterator[Point]:
             wrapped = torch_remat.checkpoint(region_name=name, recompute_state_hooks=hooks)(block.forward)
             block.forward = wrapped
 
-    tail, order = not _convolutional(case), _leaves(case)
-    sets = _kept_sets(case, 4 if setting.quick else 10, last=not tail)
+    order = _leaves(case)
+    number = max(sum(_is_heavy(case.model.get_submodule(f"{n}.{p}")) for p in paths) for n, paths in order.items())
+    experts = any(isinstance(m, Experts) for m in case.model.modules())
+    tail = not _convolutional(case) and not experts
+    offered = _kept_sets(case, 4 if setting.quick else 10, last=not tail)
+    sets = list(dict.fromkeys(tuple(i for i in kept if i < number) for kept in offered))
     yield Point("nothing saved", functools.partial(prepare, kept=(), tail=False))
     for kept in sets:
         if kept or tail:
@@ -263,7 +267,7 @@ def _leaves(case: Case) -> dict[str, list[str]]:
         paths = order[block] = []
         outer: list[str] = []
         for path, module in case.model.get_submodule(block).named_modules():
-            whole = isinstance(module, (Attention, FusedQKV))
+            whole = isinstance(module, (Attention, FusedQKV, Experts))  # with more in them than modules
             inside = any(path.startswith(f"{o}.") for o in outer)
             outer += [path] * whole
             if path and not inside and (whole or not list(module.children())) and type(module) is not torch.nn.Identity:
@@ -276,7 +280,7 @@ def _leaves(case: Case) -> dict[str, list[str]]:
 
 
 def _is_heavy(module: torch.nn.Module) -> bool:
-    return isinstance(module, (torch.nn.Linear, torch.nn.Conv2d, Attention, FusedQKV))
+    return isinstance(module, (torch.nn.Linear, torch.nn.Conv2d, Attention, FusedQKV, Experts))
 
 
 # -- the compiler's activation memory budget ------------------------------------------------------------------------
