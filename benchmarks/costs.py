@@ -41,7 +41,7 @@ def rows_of(name: str, seconds: float) -> list[dict[str, Any]]:
     from holdover.memory.workspace import true_outputs
     from holdover.planning.frontier import frontier_of
     from holdover.trace.record import record
-    from holdover.verification import prepared
+    from holdover.verification import prepared, uncertainty
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -77,20 +77,13 @@ def rows_of(name: str, seconds: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def uncertainty(ratios: list[float]) -> float:
-    """Half the width of the usual interval around a median (McGill, Tukey and Larsen 1978)."""
-    if len(ratios) < 4:
-        return float("inf")
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return 1.57 * (high - low) / len(ratios) ** 0.5
-
-
 def show(row: dict[str, Any]) -> None:
     off = row["promised"] - row["measured"]
     print(
         f"{row['model']:14} {row['at']:>5} {row['promised']:>9.1%} {row['measured']:>9.1%} "
         f"{'±':>3}{100 * row['uncertain']:4.1f} {100 * off:>+7.1f} {row['bound']:>8.1%} "
-        f"{1e3 * row['modelled_step']:>9.1f} {1e3 * row['step']:>9.1f} {row['rounds']:>5}{'' if abs(off) <= WITHIN else '  <--'}",
+        f"{1e3 * row['modelled_step']:>9.1f} {1e3 * row['step']:>9.1f} {row['rounds']:>5}",
+        "" if abs(off) <= WITHIN else " <--",
         flush=True,
     )
 

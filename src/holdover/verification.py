@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from holdover.comparison import Difference, Item, compare, flatten
 from holdover.duplicate import duplicate
 from holdover.errors import HoldoverError
 from holdover.memory.measure import measure_peak
+from holdover.planning.inputs import PlannedShape, shapes_of
 from holdover.trace.isolate import random_state_restored
 from holdover.trace.step import OptimizerSpec, autocast_for, checked_loss, make_optimizer, model_dtype, tensors_in
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 Loss = Callable[[Any], torch.Tensor]
 
 MAX_TIMED_SECONDS = 10.0
-MIN_ROUNDS, MAX_ROUNDS = 3, 9
+MIN_ROUNDS, MAX_ROUNDS = 5, 40
+CERTAIN = 0.01
+"""Steps are timed until their ratio stands to this, or the time is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Verification:
     budget_bytes: int | None  # None for the lowest peak that could be reached
     device: str
     differences: tuple[Difference, ...] = field(default=())
+    step_time_uncertainty: float = math.inf  # of `step_time_ratio`, either way; infinite from too few steps
 
     @property
     def exact(self) -> bool:
@@ -83,6 +87,7 @@ class Verification:
             "measured_unplanned_peak_bytes": self.measured_unplanned_peak_bytes,
             "budget_bytes": self.budget_bytes,
             "step_time_ratio": self.step_time_ratio,
+            "step_time_uncertainty": None if math.isinf(self.step_time_uncertainty) else self.step_time_uncertainty,
             "predicted_time_ratio": self.predicted_time_ratio,
             "device": self.device,
             "differences": [
@@ -203,18 +208,20 @@ def verify(
         del expected, found
         plain, planned = prepared(subject, precision, None), prepared(subject, precision, plan)
         unplanned_peak, peak = _peak(plain), _peak(planned)
-        ratio = _time_ratio(plain, planned)
+        ratios = _time_ratios(plain, planned)
+    promise = _promise(plan, args, kwargs)
     return Verification(
         gradients_equal=not differences[0],
         buffers_equal=not differences[1],
         outputs_equal=not differences[2],
         rng_equal=not differences[3],
         measured_peak_bytes=peak,
-        predicted_peak_bytes=plan.predicted_peak_bytes,
-        unplanned_peak_bytes=plan.unplanned_peak_bytes,
+        predicted_peak_bytes=promise.predicted_peak_bytes,
+        unplanned_peak_bytes=promise.unplanned_peak_bytes,
         measured_unplanned_peak_bytes=unplanned_peak,
-        step_time_ratio=ratio,
-        predicted_time_ratio=1.0 + plan.extra_time,
+        step_time_ratio=statistics.median(ratios),
+        step_time_uncertainty=uncertainty(ratios),
+        predicted_time_ratio=1.0 + promise.extra_time,
         budget_bytes=plan.budget_bytes,
         device=_device_name(plain.device),
         differences=tuple(d for of_kind in differences for d in of_kind),
@@ -262,24 +269,55 @@ def _peak(step: _Step) -> int:
         return measure_peak(work, subjects, device=step.device)[1]
 
 
-def _time_ratio(plain: _Step, planned: _Step) -> float:
-    """Time of a planned step over that of a plain one: medians of steps that take turns."""
-    times: tuple[list[float], list[float]] = ([], [])
+def _promise(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Plan | PlannedShape:
+    """What the plan says of these arguments' shapes; its own figures, where it does not know them."""
+    seen = shapes_of(args, kwargs)
+    for each in (plan, *plan.variants):
+        for i, shape in enumerate(each.shapes):
+            if shape.shapes == seen:
+                return shape if i else each
+    return plan
+
+
+def _time_ratios(plain: _Step, planned: _Step) -> list[float]:
+    """Time of a planned step over that of the plain one before or after it, until their median is certain."""
+    clock = _clock(plain.device)
+    ratios: list[float] = []
     began = time.perf_counter()
     for turn in range(MAX_ROUNDS + 1):
+        seconds = [0.0, 0.0]
         for which in (0, 1) if turn % 2 else (1, 0):
             step = (plain, planned)[which]
             step.clear_gradients()
             gc.collect()
             _synchronize(step.device)
-            start = time.perf_counter()
+            start = clock()
             step.whole()
             _synchronize(step.device)
-            if turn:  # the first turn warms up
-                times[which].append(time.perf_counter() - start)
-        if turn >= MIN_ROUNDS and time.perf_counter() - began > MAX_TIMED_SECONDS:
+            seconds[which] = clock() - start
+        if turn:  # the first turn warms up
+            ratios.append(seconds[1] / seconds[0])
+        late = time.perf_counter() - began > MAX_TIMED_SECONDS
+        if len(ratios) >= MIN_ROUNDS and (late or uncertainty(ratios) <= CERTAIN):
             break
-    return statistics.median(times[1]) / statistics.median(times[0])
+    return ratios
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Processor time where the step has one thread, so that waiting for other programs does not count."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def uncertainty(ratios: Sequence[float]) -> float:
+    """How far either way a median may be off (McGill, Tukey and Larsen 1978); infinite for fewer than four.
+
+    >>> round(uncertainty([1.0, 1.1, 1.2, 1.3]), 3), uncertainty([1.0])
+    (0.196, inf)
+    """
+    if len(ratios) < 4:
+        return math.inf
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return 1.57 * (high - low) / math.sqrt(len(ratios))
 
 
 @contextmanager

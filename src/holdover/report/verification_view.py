@@ -31,7 +31,8 @@ def verification_view(verification: Verification) -> Group:
         format_bytes(v.measured_peak_bytes, unit),
         format_bytes(v.predicted_peak_bytes, unit),
     )
-    table.add_row("step time", "1.00 x", f"{v.step_time_ratio:.2f} x", f"{v.predicted_time_ratio:.2f} x")
+    spread = f" ± {v.step_time_uncertainty:.2f}" if v.step_time_uncertainty < 1 else ""
+    table.add_row("step time", "1.00 x", f"{v.step_time_ratio:.2f}{spread} x", f"{v.predicted_time_ratio:.2f} x")
     verdicts = Text()
     for name, equal in (
         ("gradients", v.gradients_equal),
