@@ -22,6 +22,10 @@ NAMES = {
     "torch.utils._python_dispatch.TorchDispatchMode": "seeing each op",
     "torch.utils._python_dispatch._disable_current_modes": "running an op on known values aside",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "looking into wrapper subclasses",
+    "torch._C._ExcludeDispatchKeyGuard": "casting as CUDA's autocast does",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "knowing which ops a build without CUDA takes apart",
+    "torch.optim.optimizer._foreach_supported_types": "foreach optimizers of fake parameters on a card",
+    "torch.utils._foreach_utils._foreach_supported_types": "foreach gradient clipping of fake gradients on a card",
     "torch._C._profiler._ExtraFields_Allocation": "reading the profiler's allocation events",
 }
 
@@ -72,3 +76,23 @@ def test_storages_are_weakly_referable_and_keep_their_object() -> None:
     storage = x.untyped_storage()
     assert x.view(1, 2).untyped_storage() is storage
     assert isinstance(storage._cdata, int)
+
+
+def test_fake_tensors_are_made_through_a_function_that_can_be_told_their_device() -> None:
+    mode, made = _torch.FakeTensorMode(), []
+    original = torch.Tensor._make_subclass
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append((cls, kwargs.get("dispatch_device"), kwargs.get("device_for_backend_keys")))
+        return original(cls, *args, **kwargs)
+
+    with mode, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.Tensor, "_make_subclass", staticmethod(noting))
+        torch.empty(2)
+    assert (_torch.FakeTensor, True, torch.device("cpu")) in made, (
+        "recording for a card gives fake tensors its keys there"
+    )
+
+
+def test_a_fake_mode_can_be_told_to_touch_no_device() -> None:
+    assert isinstance(_torch.FakeTensorMode.avoid_device_init, property)

@@ -29,8 +29,8 @@ from holdover.trace.step import (
 )
 from holdover.trace.target import Target
 from holdover.trace.target.emulate import emulated
+from holdover.trace.target.kernels import FAKE_KERNELS
 from holdover.trace.target.pretend import CARD, CardFakeMode, OnCard
-from holdover.trace.target.recurrent import FAKE_KERNELS
 from holdover.trace.target.unknowns import unknowns
 from holdover.trace.transforms import yielding_to_transforms
 

@@ -99,6 +99,17 @@ class Call(nn.Module):
         return self.function(self.linear(x))
 
 
+class Experts(nn.Module):
+    """Each group of rows by a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(D, D, bias=False), nn.Parameter(torch.randn(2, D, 20))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return F.silu(torch._grouped_mm(self.linear(x), self.weight, offs=ends))
+
+
 class Cell(nn.Module):
     def __init__(self, kind: type[nn.RNNCellBase]) -> None:
         super().__init__()
@@ -283,6 +294,11 @@ CASES: dict[str, Case] = {
         "silu_backward", lambda: (Mixture(), sequence(N, D)),
         # the router's probabilities, chosen indices, gates; per expert silu's input and output and the expert's result
         4 * N * 3 + 8 * N * 2 + 4 * N * 3 + 3 * (4 * N * 96 + 4 * N * 96 + 4 * N * D), "topk",
+    ),
+    "grouped product of float16": Case(
+        "", lambda: (Experts(), (torch.randn(N, D), torch.tensor([30, N], dtype=torch.int32))),
+        # rows; the products, of 20 columns in rows of 24, the last of which ends where it ends
+        2 * N * D + 2 * ((N - 1) * 24 + 20), "_grouped_mm", "16-true",
     ),
     "max pool keeps int64 indices": Case(
         "", lambda: (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.MaxPool2d(2)),

@@ -186,19 +186,9 @@ def gru_cell_backward_outputs(grad_hy: torch.Tensor, workspace: torch.Tensor, ha
     return gates[0], gates[1], torch.empty_like(grad_hy), biases[0], biases[1]
 
 
-def grid_sampler_outputs(input: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    return input.new_empty(input.size(0), input.size(1), grid.size(1), grid.size(2))
-
-
-def grid_sampler_backward_outputs(input: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor) -> tuple[Any, ...]:
-    return torch.empty_like(input), torch.empty_like(grid)
-
-
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: cudnn_rnn_outputs,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward_outputs,
     aten._thnn_fused_gru_cell.default: gru_cell_outputs,
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward_outputs,
-    aten.cudnn_grid_sampler.default: grid_sampler_outputs,
-    aten.cudnn_grid_sampler_backward.default: grid_sampler_backward_outputs,
 }
