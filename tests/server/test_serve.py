@@ -28,8 +28,8 @@ from torch import nn
 Path(__file__).with_name("imported").touch()
 
 def make():
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
-    return model, (torch.ones(64, 16),)
+    blocks = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)]
+    return nn.Sequential(*blocks), (torch.ones(512, 16),)
 
 def slow():
     time.sleep(60)
@@ -37,6 +37,8 @@ def slow():
 def fails():
     raise ValueError("no such luck")
 """
+
+FACTORY_NAMES = ("make", "slow", "fails")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "models.py").write_text(FACTORIES)
     (folder / "other.py").write_text(FACTORIES.replace("imported", "other-imported"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdover", "serve", "--port", "0", *(f"models.py:{n}" for n in ("make", "slow", "fails"))],
+        [sys.executable, "-m", "holdover", "serve", "--port", "0", "--time-limit", "2", *(f"models.py:{n}" for n in FACTORY_NAMES)],
         stdout=subprocess.PIPE, text=True, cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
     )  # fmt: skip
@@ -141,11 +143,12 @@ def test_a_job_ends_as_a_page(server: Server, browser: Browser) -> None:
     page.get_by_label("Optimizer").select_option("sgd")
     page.get_by_label("Budget").fill("100%")
     page.get_by_role("button", name="Record and plan").click()
-    page.wait_for_selector("html[data-ready=yes]", timeout=120_000)
+    page.wait_for_url("**/?job=*", timeout=120_000)
+    page.wait_for_selector("html[data-ready=yes]")
     data = read_page(httpx.get(page.url).text)
     assert (data["model"], data["optimizer"], data["chosen"]) == ("Sequential", "SGD", 0)
     assert page.locator("[data-figure=peak_bytes]").get_attribute("data-bytes") == str(data["peak_bytes"])
-    assert page.get_by_label("Optimizer").input_value() == "sgd"
+    assert page.get_by_label("Optimizer", exact=True).input_value() == "sgd"
     assert all(url.startswith((server.address, "data:")) for url in seen.requests)
     assert seen.errors == []
     page.close()

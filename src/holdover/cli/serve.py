@@ -23,12 +23,14 @@ def serve(
         ),
     ],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any that is free.")] = 8765,
+    time_limit: Annotated[float, typer.Option("--time-limit", min=1, help="Seconds for a frontier, about.")] = 30.0,
 ) -> None:
     """Serve the report page on this machine only, with a form that records and plans again."""
     try:
         import uvicorn
 
         from holdover.server.app import make_app
+        from holdover.server.jobs import Jobs, worker_command
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed here: pip install 'holdover[serve]'")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
@@ -39,5 +41,6 @@ def serve(
             fail(f"cannot listen on {ADDRESS}:{port}: {error.strerror or error}; choose another --port, or 0 for any")
         bound = listening.getsockname()[1]
         typer.echo(f"http://{ADDRESS}:{bound}/  (Ctrl-C ends it)")
-        config = uvicorn.Config(make_app(list(dict.fromkeys(models)), bound), log_level="warning", server_header=False)
+        app = make_app(list(dict.fromkeys(models)), bound, Jobs(worker_command(time_limit)))
+        config = uvicorn.Config(app, log_level="warning", server_header=False)
         uvicorn.Server(config).run(sockets=[listening])

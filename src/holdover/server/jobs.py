@@ -29,6 +29,11 @@ class QueueFullError(HoldoverError):
     """As many jobs wait as may."""
 
 
+def worker_command(time_limit: float) -> tuple[str, ...]:
+    """The worker of this package, with that many seconds for each frontier."""
+    return sys.executable, "-m", "holdover.server.worker", str(time_limit)
+
+
 @dataclass
 class Job:
     """One run of the worker."""
@@ -46,8 +51,9 @@ class Job:
 class Jobs:
     """The queue. `run` serves it until it is cancelled."""
 
-    def __init__(self, worker: Sequence[str] = (sys.executable, "-m", "holdover.server.worker")) -> None:
-        self.worker = tuple(worker)
+    def __init__(self, worker: Sequence[str] = ()) -> None:
+        """`worker` is the command of the process, to which the file for its data is added."""
+        self.worker = tuple(worker) or worker_command(30.0)
         self.jobs: dict[str, Job] = {}
         self.waiting: list[Job] = []
         self.more = asyncio.Event()
