@@ -53,8 +53,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serve")
     (folder / "models.py").write_text(FACTORIES)
     (folder / "other.py").write_text(FACTORIES.replace("imported", "other-imported"))
+    models = [f"models.py:{name}" for name in FACTORY_NAMES]
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdover", "serve", "--port", "0", "--time-limit", "2", *(f"models.py:{n}" for n in FACTORY_NAMES)],
+        [sys.executable, "-m", "holdover", "serve", "--port", "0", "--time-limit", "2", *models],
         stdout=subprocess.PIPE, text=True, cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
     )  # fmt: skip
