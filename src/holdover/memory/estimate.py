@@ -244,18 +244,6 @@ def estimate(
     return estimate_of(trace, precision=precision, card=place.card)
 
 
-def target_device(device: str | None) -> torch.device | None:
-    """The device of this machine that a name stands for.
-
-    Raises:
-        DeviceError: an unknown device, or a card, for callers that cannot work for one.
-    """
-    place = place_of(device)
-    if place.card is not None:
-        raise DeviceError(f"device={device!r}: only a device of this machine can be worked for here, such as 'cpu'")
-    return place.device
-
-
 def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
     """Bytes that kernels allocate inside, by signature, and what is not known about them."""
     device = trace.storages[0].device if trace.storages else "cpu"

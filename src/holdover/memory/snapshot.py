@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,9 +88,12 @@ def write_snapshot(replay: Replay, path: str | os.PathLike[str]) -> None:
         HoldoverError: the file cannot be written.
     """
     target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        with temporary.open("wb") as file:
             pickle.dump(snapshot_of(replay), file)
-        os.replace(file.name, target)
+        temporary.replace(target)
     except OSError as error:
         raise HoldoverError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
