@@ -13,6 +13,7 @@ from holdover.cli.demo import demo
 from holdover.cli.devices import devices
 from holdover.cli.estimate import estimate
 from holdover.cli.explain import explain
+from holdover.cli.figures import figures
 from holdover.cli.frontier import frontier
 from holdover.cli.plan import plan
 from holdover.cli.report import report
@@ -47,5 +48,5 @@ def _main(
     pass
 
 
-for command in (estimate, plan, frontier, advise, explain, report, serve, verify, closed_form, devices, demo):
+for command in (estimate, plan, frontier, advise, explain, report, serve, verify, closed_form, devices, figures, demo):
     app.command()(command)
