@@ -93,7 +93,7 @@ def measure(name: str, model: nn.Module, args: tuple[Any, ...], optimizer: str |
     search = Search(problem, workspace, same_places(trace, problem))
     plain = search.judge(()).peak_bytes
     done("simulate")
-    search, floor = lowest_of(search, problem, with_loss=False)
+    search, floor = lowest_of(search, problem, with_loss=False, quick=True)
     done("floor")
     budget = (floor.peak_bytes + plain) // 2
     bound = bound_seconds(problem, budget)

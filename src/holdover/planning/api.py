@@ -131,8 +131,10 @@ def plan_of(
     search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
-    search, floor = lowest_of(search, problem, with_loss=with_loss)
-    if limit is not None and limit < floor.peak_bytes and limit < plain.peak_bytes:
+    search, floor = lowest_of(search, problem, with_loss=with_loss, quick=limit is not None)
+    if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
+        search, floor = lowest_of(search, problem, with_loss=with_loss)
+    if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
         raise below_floor(trace, search, floor, plain, limit)
     search, best, least = within(search, floor, plain, limit)
     return described(
@@ -189,9 +191,9 @@ def priced_problem(
     return priced_here(trace, workspace, with_loss=with_loss)
 
 
-def lowest_of(search: Search, problem: Problem, *, with_loss: bool) -> tuple[Search, Candidate]:
+def lowest_of(search: Search, problem: Problem, *, with_loss: bool, quick: bool = False) -> tuple[Search, Candidate]:
     """The floor, and the search it was found by: with packed values where that lowers it."""
-    floor = search.lowest()
+    floor = search.lowest(quick=quick)
     trace = problem.trace
     pack = packable(trace, with_loss=with_loss)
     gain = sum(trace.storages[trace.values[v].storage].nbytes - n for v, n in pack.items())
@@ -199,7 +201,7 @@ def lowest_of(search: Search, problem: Problem, *, with_loss: bool) -> tuple[Sea
     if gain > PACK_SHARE * kept:
         spread = {twin: pack[v] for v in pack for twin in twins(trace, v, search.everywhere)}
         packing = Search(problem, search.workspace, search.everywhere, spread, seconds=search.seconds)
-        lower = packing.lowest()
+        lower = packing.lowest(quick=quick)
         if lower.peak_bytes < floor.peak_bytes:
             return packing, lower
     return search, floor

@@ -25,8 +25,9 @@ import numpy as np
 from holdover.planning.problem import Ask, Problem
 from holdover.planning.quiet import silent_stdout
 
-SLOTS = 2000
-"""Steps in which memory is counted, sizes rounded up."""
+FINEST, WORK = 2000, 100_000
+"""Memory is counted in so many steps, sizes rounded up: fewer for long chains, so that steps times stages stay within
+`WORK`."""
 
 MENU = 8
 """Sets per stage, beside all and nothing."""
@@ -91,7 +92,7 @@ class Chain:
             if kind not in menus:
                 menus[kind] = list(self._menu(stage))
             stage.menu = [replace(o, kept=frozenset(stage.ops[n] for n in o.kept)) for o in menus[kind]]
-        self.slot = 0.0
+        self.slots, self.slot = min(FINEST, WORK // len(self.stages)), 0.0
         self.table: dict[tuple[int, int], np.ndarray] = {}
         self.ways: dict[tuple[int, int], np.ndarray] = {}
 
@@ -232,10 +233,10 @@ class Chain:
     def solve(self, budget: float) -> None:
         """Fill the table for peaks up to a little above `budget` bytes, if it is not."""
         room_bytes = 1.1 * (budget - self.least)
-        if self.slot * SLOTS * 0.7 <= room_bytes <= self.slot * SLOTS:
+        if self.slot * self.slots * 0.7 <= room_bytes <= self.slot * self.slots:
             return
-        self.slot = max(room_bytes, 1.0) / SLOTS
-        self.room = np.arange(SLOTS + 1)
+        self.slot = max(room_bytes, 1.0) / self.slots
+        self.room = np.arange(self.slots + 1)
         for i in range(len(self.stages) - 1, -1, -1):
             for j in range(i, len(self.stages)):
                 if i == j:
@@ -245,19 +246,19 @@ class Chain:
                     self.table[i, j], self.ways[i, j] = self._best(i, j)
 
     def _slots(self, nbytes: float) -> int:
-        return min(int(np.ceil(nbytes / self.slot)), SLOTS + 1)
+        return min(int(np.ceil(nbytes / self.slot)), self.slots + 1)
 
     def _shifted(self, i: int, j: int, nbytes: float) -> np.ndarray:
         """C(i, j, m - nbytes) for all m."""
         n = self._slots(nbytes)
-        return np.concatenate([np.full(n, np.inf), self.table[i, j][: SLOTS + 1 - n]])
+        return np.concatenate([np.full(n, np.inf), self.table[i, j][: self.slots + 1 - n]])
 
     def _best(self, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
         """The least time for all m, and which way: the entry of the menu, or ~p for cut p."""
         stage = self.stages[i]
         whole = j == len(self.stages) - 1  # made by forward, which is paid for anyway
-        best = np.full(SLOTS + 1, np.inf)
-        way = np.zeros(SLOTS + 1, dtype=int)
+        best = np.full(self.slots + 1, np.inf)
+        way = np.zeros(self.slots + 1, dtype=int)
         fits = self.room >= self._slots(stage.working_bytes)
         passage = 0.0 if whole else stage.passage
         for k, option in enumerate(stage.menu):
@@ -275,7 +276,7 @@ class Chain:
 
     def slots_of(self, budget: int) -> int:
         """The m at which the peak is about `budget` bytes."""
-        return int(np.clip((budget - self.least) // self.slot, 0, SLOTS))
+        return int(np.clip((budget - self.least) // self.slot, 0, self.slots))
 
     def feasible(self) -> int | None:
         """The least m with a plan; None if there is none."""

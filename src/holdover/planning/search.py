@@ -16,7 +16,7 @@ import numpy as np
 
 from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
 from holdover.planning import milp
-from holdover.planning.chain import MOST_STAGES, SLOTS, Chain
+from holdover.planning.chain import MOST_STAGES, Chain
 from holdover.planning.classes import classes_of
 from holdover.planning.problem import Problem, replayed_part
 from holdover.planning.stages import partitions
@@ -128,10 +128,15 @@ class Search:
         tied = classes_of(self.problem, part) if len(self.problem.eligible) > TIE_ABOVE else None
         return milp.build_model(self.problem, part, tied, near.recorded if near is not None else None)
 
-    def lowest(self) -> Candidate:
-        """The lowest peak found over all partitions, made lower still by single changes at the peak."""
+    def lowest(self, *, quick: bool = False) -> Candidate:
+        """The lowest peak found over all partitions, made lower still by single changes at the peak.
+
+        A `quick` look at a large problem asks the dynamic programme alone.
+        """
         until = time.monotonic() + self.seconds / 2
-        best = self.judge(())
+        best = min(self.judge(()), self.judge(self.problem.eligible), key=lambda c: (c.peak_bytes, c.seconds))
+        if quick and len(self.problem.eligible) > TIE_ABOVE:
+            return self.deepest(best, time.monotonic())
         for part in self.parts():
             near: Candidate | None = None
             for _ in range(ROUNDS):
@@ -205,24 +210,23 @@ class Search:
             found = self.judge(*chain.plan(m))
             if found.peak_bytes <= budget and (best is None or found.seconds < best.seconds):
                 best = found
-            m = max(feasible, min(m + int((budget - found.peak_bytes) // chain.slot), SLOTS))
+            m = max(feasible, min(m + int((budget - found.peak_bytes) // chain.slot), chain.slots))
         return best
 
     def deepest(self, best: Candidate, until: float) -> Candidate:
         """`best`, or a plan of nested replays with a lower peak."""
         chain = self.chain()
         budget = float(best.peak_bytes)
-        while chain is not None and time.monotonic() < until:
+        while chain is not None:
             chain.solve(budget)
             feasible = chain.feasible()
             if feasible is None:
                 break
-            found = min(
-                (self.judge(*chain.plan(m)) for m in range(feasible, SLOTS, SLOTS // 40)), key=lambda c: c.peak_bytes
-            )
+            steps = range(feasible, chain.slots, max(chain.slots // 40, 1))
+            found = min((self.judge(*chain.plan(m)) for m in steps), key=lambda c: c.peak_bytes)
             best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
             lower = chain.least + feasible * chain.slot
-            if lower > 0.9 * budget:
+            if lower > 0.9 * budget or time.monotonic() > until:
                 break
             budget = lower
         return best
