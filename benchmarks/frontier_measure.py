@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch._dynamo  # what every checkpointed call loads, here once before the children are made
 from frontier_blocks import Case
 from frontier_models import build
 from torch._C._profiler import _ExtraFields_Allocation
@@ -285,6 +286,8 @@ def _flops(name: str, shapes: list[list[int]], values: list[Any]) -> int:
 def _time(plain: Callable[[], None], steps: dict[str, Callable[[], None]], report: Report, seconds: float) -> None:
     """Medians and quartiles of each setting's time over plain's in the same round."""
     everyone: list[tuple[str, Callable[[], None]]] = [("", plain), *steps.items()]
+    gc.collect()
+    gc.freeze()  # what is there now need not be looked through before every step
     once = sum(_seconds(step) for _, step in everyone)
     report.rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(once, 1e-3))))
     taken: dict[str, list[float]] = {label: [] for label, _ in everyone}
