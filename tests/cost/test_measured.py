@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdover.cost import measured
-from holdover.cost.measured import launch_seconds, price, replay_overhead_seconds
+from holdover.cost.measured import OpCost, launch_seconds, price, replay_overhead_seconds
+from holdover.measuring.store import open_store
 from holdover.trace.graph import Signature, TensorSpec
 
 
@@ -91,3 +92,39 @@ def test_prices_do_not_depend_on_the_modes_around() -> None:
 
 def test_replaying_costs_some_microseconds() -> None:
     assert 1e-6 < replay_overhead_seconds("cpu") < 1e-3
+
+
+def test_a_timing_of_poor_quality_is_not_trusted_and_taken_again() -> None:
+    store = open_store(torch.device("cpu"))
+    store.put("warm", product(40), [1.0, 0.9, 1])  # seconds, spread, tries
+    (cost,) = price([product(40)])
+    assert cost.seconds < 0.1
+    assert store.get("warm", product(40))[2] >= 2
+
+
+def test_an_op_whose_time_varies_by_itself_is_taken_as_it_is_in_the_end() -> None:
+    store = open_store(torch.device("cpu"))
+    store.put("warm", product(41), [1.0, 0.9, measured._TRIES])
+    (cost,) = price([product(41)], replayed=())
+    assert (cost.seconds, cost.spread) == (1.0, 0.9)
+
+
+def test_only_what_may_be_replayed_is_timed_with_cold_caches() -> None:
+    once, again = elementwise(1 << 18), elementwise(1 << 18, "aten.cos.default")
+    costs = price([once, again], replayed={1})
+    assert costs[0].cold_seconds is None
+    assert costs[1].cold_seconds is not None
+    assert costs[1].replay_seconds >= costs[1].seconds
+
+
+def test_cold_caches_make_no_difference_to_what_moves_nothing() -> None:
+    costs = price([product(8), VIEW])
+    assert [c.replay_seconds for c in costs] == [c.seconds for c in costs]
+
+
+def test_a_replay_never_takes_less_than_the_op() -> None:
+    assert OpCost(2.0, "measured", cold_seconds=1.0).replay_seconds == 2.0
+
+
+def elementwise(size: int, name: str = "aten.neg.default") -> Signature:
+    return Signature(name, (TensorSpec((size,), (1,), "float32", "cpu"),), ())

@@ -31,6 +31,7 @@ _RUNS = 3  # at least, the first one to warm up included
 _PROBE_SIZE = 768
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
 _TRIES = 3  # an op that is timed badly so often is one of varying time, and not timed again
+_COLD_BYTES = 1 << 16  # fewer are read in no time
 _COLD_RATE = 4e9  # bytes per second; no memory is slower
 _COLD_SHARE = 0.05  # where cold caches cannot change an op's time by more, they are not tried
 
@@ -91,14 +92,15 @@ def price(
     again = [i for i in real if i in timings and (replayed is None or i in replayed) and _matters(work[i], seconds[i])]
     chilled = bench.run("cold", again, _TOTAL_COLD_SECONDS)
     bench.store.save()
+    code = cold_code_seconds(device) if chilled else 0.0
     for i in set(range(len(signatures))) - set(real):
         seconds[i] = launch
     model = _Model([(signatures[i].name, work[i], s) for i, s in seconds.items()], target)
-    slower = _slower(signatures, {i: chilled[i].seconds / seconds[i] for i in chilled})
+    slower = _slower(signatures, {i: (chilled[i].seconds - code) / seconds[i] for i in chilled})
     costs = []
     for i, signature in enumerate(signatures):
         if i in chilled:
-            cold_seconds: float | None = chilled[i].seconds
+            cold_seconds: float | None = chilled[i].seconds - code
         elif i in again or i not in seconds:
             cold_seconds = None if i not in seconds else seconds[i] * slower(signature.name)
         else:
@@ -114,7 +116,7 @@ def price(
 
 def _matters(work: Work, seconds: float) -> bool:
     """Whether cold caches could change the op's time."""
-    return work.nbytes / _COLD_RATE > _COLD_SHARE * seconds
+    return work.nbytes > _COLD_BYTES and work.nbytes / _COLD_RATE > _COLD_SHARE * seconds
 
 
 def _slower(signatures: Sequence[Signature], ratios: Mapping[int, float]) -> Callable[[str], float]:
@@ -172,6 +174,15 @@ def launch_seconds(device: str) -> float:
     x = torch.empty(8, device=device)
     with bare_kernels():
         return warm(lambda: torch.ops.aten.view.default(x, (8,)), torch.device(device)).seconds
+
+
+@functools.cache
+def cold_code_seconds(device: str) -> float:
+    """What emptied caches cost an op that moves nothing: its code's way back, which a step does not pay at each op."""
+    x, target = torch.ones(8, device=device), torch.device(device)
+    with bare_kernels():
+        call = functools.partial(torch.ops.aten.neg.default, x)
+        return max(0.0, cold(call, target).seconds - warm(call, target).seconds)
 
 
 def replay_overhead_seconds(device: str) -> float:
