@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from holdover.errors import HoldoverError, TraceError
 from holdover.trace.escapes import Escapes
@@ -28,9 +29,8 @@ from holdover.trace.step import (
     tensors_in,
 )
 from holdover.trace.target import Target
-from holdover.trace.target.emulate import emulated
-from holdover.trace.target.kernels import FAKE_KERNELS
-from holdover.trace.target.pretend import CARD, CardFakeMode, OnCard
+from holdover.trace.target.emulate import card_faker, emulated
+from holdover.trace.target.pretend import OnCard
 from holdover.trace.target.unknowns import unknowns
 from holdover.trace.transforms import yielding_to_transforms
 
@@ -96,7 +96,7 @@ def record(
     has_data = not any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in _tensors(step))
 
     # here and not in the child: what it imports then stays imported
-    faker = Faker(device or torch.device("cpu")) if target is None else Faker(CARD, CardFakeMode(FAKE_KERNELS))
+    faker = card_faker() if target else Faker(device or torch.device("cpu"))
 
     def on_fake(subject: Step) -> Trace:
         disguise = nullcontext() if noticed else unnoticed()
@@ -173,8 +173,14 @@ def _record_fake(
     return trace
 
 
+def is_packed(value: Any) -> bool:
+    return isinstance(value, torch.nn.utils.rnn.PackedSequence)
+
+
 def _as_on_a_card(step: Step, faker: Faker) -> None:
-    """What a card holds elsewhere: step counts of optimizers on the CPU, a recurrent layer's weights in one piece."""
+    """What a card holds elsewhere: step counts and batch sizes on the CPU, a recurrent layer's weights in one piece."""
+    sequences = [x for x in tree_leaves((step.args, step.kwargs), is_leaf=is_packed) if is_packed(x)]
+    faker.stay.update(id(sequence.batch_sizes) for sequence in sequences)
     if isinstance(step.optimizer, torch.optim.Optimizer):
         counts = (state.get("step") for state in step.optimizer.state.values())
         faker.stay.update(id(count) for count in counts if isinstance(count, torch.Tensor))

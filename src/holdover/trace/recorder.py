@@ -85,13 +85,14 @@ class Frame:
 class Packed:
     """What autograd holds in place of a saved tensor: its geometry, and whose content it was."""
 
-    __slots__ = ("backup", "conj", "dtype", "geometry", "neg", "recorder", "slot")
+    __slots__ = ("backup", "conj", "dtype", "geometry", "known", "neg", "recorder", "slot")
 
     def __init__(self, recorder: Recorder, slot: int, tensor: torch.Tensor, backup: Any) -> None:
         self.backup = backup
         self.recorder, self.slot, self.dtype = recorder, slot, tensor.dtype
         self.geometry = (tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
         self.conj, self.neg = tensor.is_conj(), tensor.is_neg()
+        self.known = None if recorder.known is None else recorder.known.of(tensor)
 
     def __del__(self) -> None:
         self.recorder.trace.events.append((Event.RELEASE, self.slot))
@@ -431,6 +432,8 @@ class Recorder(TorchDispatchMode):
                 tensor = self.made_again(packed, storage)
         finally:
             self.paused = False
+        if packed.known is not None and self.known is not None:
+            self.known.learn(tensor, packed.known)
         self.watch(tensor.untyped_storage(), Live(value.storage, [value.id], storage.nbytes))
         return tensor
 

@@ -230,3 +230,57 @@ def test_places_of_ops_that_the_card_shares_are_the_same() -> None:
         return [(trace.calls[op.call].key, op.index, op.name) for op in trace.ops]
 
     assert places(record(model, (x,), target=A100)) == places(record(model, (x,)))
+
+
+class Packed(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.linear, self.rnn = nn.Linear(8, 8), kind(8, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(self.linear(x), lengths.cpu(), True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize(("kind", "values"), [(nn.LSTM, 6), (nn.GRU, 5), (nn.RNN, 2)], ids=["lstm", "gru", "rnn"])
+def test_packed_sequences_are_followed_where_their_lengths_are_known(kind: type[nn.RNNBase], values: int) -> None:
+    model, args = Packed(kind), (torch.randn(3, 5, 8), torch.tensor([2, 5, 3]))
+    card = record(model, args, target=A100)
+    real = record(model, args)
+    assert real.recorded_on == "real"
+
+    def around(trace: Trace) -> tuple[list[str], list[str]]:
+        """Ops before and after the layer itself, without moves between devices."""
+        done = [n for n in names(trace, Phase.FORWARD) if n != "_to_copy"]
+        return done[: done.index("_pack_padded_sequence") + 1], done[len(done) - done[::-1].index("full") - 1 :]
+
+    def steady(done: tuple[list[str], list[str]]) -> tuple[list[str], list[str]]:
+        return done[0], sorted(n for n in done[1] if n not in ("slice", "view"))
+
+    assert steady(around(card)) == steady(around(real))
+    assert "_cudnn_rnn" in names(card, Phase.FORWARD)
+    reserve = [trace_bytes(card, v) for op in card.ops for v in op.outputs if card.values[v].dtype == "uint8"]
+    assert reserve == [4 * values * (2 + 5 + 3) * 4]
+    gradients = {s.name for s in card.storages if s.category is Category.GRADIENT}
+    assert "linear.weight" in gradients
+
+
+def trace_bytes(trace: Trace, value: int) -> int:
+    return trace.storages[trace.values[value].storage].nbytes
+
+
+def test_an_argument_that_is_packed_keeps_its_batch_sizes_on_the_cpu() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(8, 4)
+
+        def forward(self, packed: nn.utils.rnn.PackedSequence) -> torch.Tensor:
+            return self.rnn(packed)[0].data
+
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 8), torch.tensor([5, 3, 2]))
+    trace = record(Layer(), (packed,), target=A100)
+    assert {(s.device, s.nbytes) for s in trace.storages if s.category is Category.INPUT} >= {
+        ("cpu", 5 * 8),
+        ("cuda", 320),
+    }

@@ -16,7 +16,8 @@ from unittest.mock import patch
 import torch
 
 from holdover.trace._torch import COMPOSITE, has_kernel
-from holdover.trace.target import recurrent
+from holdover.trace.known import KnownValues
+from holdover.trace.target import packed, recurrent
 from holdover.trace.target.attention import scaled_dot_product_attention
 from holdover.trace.target.autocast import Autocast
 from holdover.trace.target.card import Target
@@ -138,13 +139,9 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "to.dtype_layout": to_dtype_layout,
     "to.device": to_device,
     "lstm.input": recurrent.lstm,
-    "lstm.data": recurrent.lstm_packed,
     "gru.input": partial(recurrent.one_hidden, "gru"),
-    "gru.data": partial(recurrent.one_hidden_packed, "gru"),
     "rnn_tanh.input": partial(recurrent.one_hidden, "rnn_tanh"),
-    "rnn_tanh.data": partial(recurrent.one_hidden_packed, "rnn_tanh"),
     "rnn_relu.input": partial(recurrent.one_hidden, "rnn_relu"),
-    "rnn_relu.data": partial(recurrent.one_hidden_packed, "rnn_relu"),
     "lstm_cell": recurrent.lstm_cell,
     "gru_cell": recurrent.gru_cell,
 }
@@ -155,22 +152,22 @@ KERNELS = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 
 @contextmanager
-def rules_in_effect(target: Target) -> Iterator[None]:
+def rules_in_effect(target: Target, known: KnownValues) -> Iterator[None]:
     """Register all of it with PyTorch's dispatcher, and take it back."""
     autocast = Autocast()
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns of the C++ kernels that give way
-            register(library, target, autocast)
+            register(library, target, known, autocast)
         with patch.object(torch, "clear_autocast_cache", autocast.clear):
             yield
     finally:
         library._destroy()
 
 
-def register(library: torch.library.Library, target: Target, autocast: Autocast) -> None:
-    for name, function in COMPOSITES.items():
+def register(library: torch.library.Library, target: Target, known: KnownValues, autocast: Autocast) -> None:
+    for name, function in (COMPOSITES | packed.composites(known)).items():
         library.impl(name, bound(function, target), "AutogradCUDA")
     for name in KERNELS:
         if not has_kernel(f"aten::{name}", "CUDA"):

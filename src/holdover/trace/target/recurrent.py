@@ -32,15 +32,17 @@ def lstm(
 
 
 def lstm_packed(
-    target: Target, data: torch.Tensor, batch_sizes: torch.Tensor, hx: Params, params: Params, has_biases: bool,
+    target: Target, data: torch.Tensor, batch_sizes: Sequence[int], hx: Params, params: Params, has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    needs_cudnn(data, target)
+    return cudnn("lstm", data, batch_sizes, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional,
+                 False)  # fmt: skip
+
+
+def needs_cudnn(data: torch.Tensor, target: Target) -> None:
     if not rnn_is_cudnn(data, target):
-        return aten.lstm.data._op_dk(  # type: ignore[no-any-return]
-            COMPOSITE, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-        )
-    return cudnn("lstm", data, batch_sizes.tolist(), hx[0], hx[1], params, has_biases, num_layers, dropout, train,
-                 bidirectional, False)  # fmt: skip
+        raise RuntimeError("Recurrent layers over packed sequences are followed on cuDNN only.")
 
 
 def one_hidden(
@@ -56,15 +58,12 @@ def one_hidden(
 
 
 def one_hidden_packed(
-    kind: str, target: Target, data: torch.Tensor, batch_sizes: torch.Tensor, hx: torch.Tensor, params: Params,
+    kind: str, target: Target, data: torch.Tensor, batch_sizes: Sequence[int], hx: torch.Tensor, params: Params,
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    if not rnn_is_cudnn(data, target):
-        return getattr(aten, kind).data._op_dk(  # type: ignore[no-any-return]
-            COMPOSITE, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-        )
-    return cudnn(kind, data, batch_sizes.tolist(), hx, None, params, has_biases, num_layers, dropout, train,
-                 bidirectional, False)[:2]  # fmt: skip
+    needs_cudnn(data, target)
+    return cudnn(kind, data, batch_sizes, hx, None, params, has_biases, num_layers, dropout, train, bidirectional,
+                 False)[:2]  # fmt: skip
 
 
 def cudnn(
