@@ -31,9 +31,14 @@ def report(
         "report.html"
     ),
     budget: Annotated[
-        str,
-        typer.Option("--budget", help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min."),
-    ] = "70%",
+        str | None,
+        typer.Option(
+            "--budget",
+            help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min. "
+            "[default: 70%, or min where that cannot be met]",
+            show_default=False,
+        ),
+    ] = None,
     optimizer: OptimizerOption = "adamw",
     precision: PrecisionOption = None,
     device: DeviceOption = None,
@@ -51,7 +56,8 @@ def report(
     from holdover.report.html.work import Request, page_for
     from holdover.units import parse_budget
 
-    parse_budget(budget)
+    if budget is not None:
+        parse_budget(budget)
     check_writable(output)
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=True)

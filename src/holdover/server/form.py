@@ -25,7 +25,7 @@ class Wanted:
     precision: str = ""
     optimizer: str = "adamw"
     device: str = ""
-    budget: str = "70%"
+    budget: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the worker."""
@@ -86,7 +86,8 @@ whole number from 1 to 65,536
     except DeviceError as error:
         errors.setdefault("device", str(error))
     try:
-        parse_budget(int(texts["budget"]) if texts["budget"].isdecimal() else texts["budget"])
+        if texts["budget"]:
+            parse_budget(int(texts["budget"]) if texts["budget"].isdecimal() else texts["budget"])
     except UnitError as error:
         errors.setdefault("budget", str(error))
     if errors:

@@ -37,8 +37,9 @@ def work(wanted: dict[str, Any], say: Callable[[dict[str, str]], None], time_lim
     optimizer = wanted["optimizer"].lower()
     budget = wanted["budget"]
     request = Request(
-        budget=int(budget) if budget.isdecimal() else budget, optimizer=None if optimizer == "none" else optimizer,
-        precision=wanted["precision"] or None, device=wanted["device"] or None, time_limit=time_limit,
+        budget=int(budget) if budget.isdecimal() else budget or None,
+        optimizer=None if optimizer == "none" else optimizer, precision=wanted["precision"] or None,
+        device=wanted["device"] or None, time_limit=time_limit,
     )  # fmt: skip
     return page_for(step.model, step.args, step.kwargs, step.loss, request, stage)
 

@@ -137,6 +137,13 @@ def _figures(data: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, key, remark in rows
         if data.get(key)
     ]
+    card = data.get("on_card")
+    if card:
+        reserved = card["reserved_bytes"]
+        figures.append({
+            "name": "reserved", "key": "reserved", "nbytes": reserved, "text": format_bytes(reserved),
+            "remark": f"by PyTorch's allocator on {card['card']}",
+        })  # fmt: skip
     plans: list[dict[str, Any]] = list(data.get("plans", []))
     if len(plans) > 1:
         floor = plans[-1]["peak_bytes"]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from holdover.cost.devices import Card
+from holdover.errors import BudgetError
 from holdover.memory.estimate import estimate_of
 from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
@@ -24,6 +25,9 @@ from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
 from holdover.units import parse_budget
 
+USUAL = "70%"
+"""The budget of the plan that a page opens with where none is asked for."""
+
 Stage = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -32,13 +36,13 @@ class Request:
     """How a step is to be looked at.
 
     Attributes:
-        budget: of the plan that the page opens with.
+        budget: of the plan that the page opens with; None for USUAL where that can be met, else the lowest peak.
         optimizer, precision, device: as for `holdover.estimate`.
         sizes: whether to record the step at other sizes too.
         time_limit: seconds for the frontier, about.
     """
 
-    budget: int | str = "70%"
+    budget: int | str | None = None
     optimizer: OptimizerSpec = None
     precision: str | None = None
     device: str | None = None
@@ -86,8 +90,21 @@ def _plans(trace: Trace, request: Request, card: Card | None) -> tuple[tuple[Pla
     """The frontier and where on it the page opens; for a card that is not here, the one plan for the budget."""
     if card is None:
         frontier = frontier_of(trace, precision=request.precision, time_limit=request.time_limit)
-        return frontier.plans, frontier.plans.index(frontier.at(request.budget))
-    plan = plan_of(
-        trace, parse_budget(request.budget), precision=request.precision, time_limit=request.time_limit, card=card
-    )  # fmt: skip
+        return frontier.plans, frontier.plans.index(_for_budget(request.budget, frontier.at))
+
+    def plan_for(budget: int | str) -> Plan:
+        return plan_of(
+            trace, parse_budget(budget), precision=request.precision, time_limit=request.time_limit, card=card
+        )  # fmt: skip
+
+    plan = _for_budget(request.budget, plan_for)
     return (without(plan), plan), 1
+
+
+def _for_budget(budget: int | str | None, find: Callable[[int | str], Plan]) -> Plan:
+    if budget is not None:
+        return find(budget)
+    try:
+        return find(USUAL)
+    except BudgetError:
+        return find("min")
