@@ -23,10 +23,12 @@ from torch._functorch.partitioners import NodeInfo, min_cut_rematerialization_pa
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._prims import rng_prims
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "COMPILED_CALL",
+    "FUNCTIONALIZED_DRAWS",
     "CheckpointPolicy",
     "CustomPartitionerFn",
     "NodeInfo",
@@ -47,6 +49,9 @@ __all__ = [
 
 COMPILED_CALL = "_compiled_call_impl"
 """Where `module.compile()` puts what it made."""
+
+FUNCTIONALIZED_DRAWS = (rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state)
+"""A random op of forward that hands out the generator's state, and the same op in backward from that state."""
 
 Choose = Callable[[fx.Graph, NodeInfo, list[fx.Node]], list[fx.Node]]
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from holdover.integrations._torch import (
+    FUNCTIONALIZED_DRAWS,
     NodeInfo,
     aot_autograd,
     disable_compiler_caches,
@@ -26,6 +27,7 @@ from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
 from holdover.integrations.lifetimes import inlined, let_go_early, unpack_late
 from holdover.integrations.partition import Partition, Script
 from holdover.integrations.regions import compile_regions, regions
+from holdover.memory.simulate import RNG_STATE_BYTES
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.graph import Call, Trace
@@ -202,6 +204,9 @@ class Graphs:
                 op.keep = op.keep or "random"
             if written.intersection(op.inputs):
                 op.keep = op.keep or "reads an input that the graph writes to"
+        for i, signature in enumerate(trace.signatures):
+            if "." not in signature.name:  # a higher-order op
+                trace.signatures[i] = replace(signature, name=f"higher_order.{signature.name}.default", runnable=False)
         inline = inlined(trace, self.fused)
         let_go_early(trace, GRAPH)
         counts: dict[str, int] = defaultdict(int)
@@ -253,10 +258,19 @@ class GraphRunner(fx.Interpreter):
                 recorder.end_backward()
         return out
 
+    def draw(self, n: fx.Node) -> Any:
+        """A random op that the user's activation checkpointing replays: the op itself, and the generator's state."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target is not FUNCTIONALIZED_DRAWS[0]:
+            return args[1](*args[2:], **kwargs)
+        return torch.empty(RNG_STATE_BYTES["cpu"], dtype=torch.uint8), args[0](*args[1:], **kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
         recorder, info = self.graphs.recorder, self.info
         if recorder is None or n.op != "call_function":
             return super().run_node(n)
+        if n.target in FUNCTIONALIZED_DRAWS:
+            return self.draw(n)
         first = len(recorder.trace.ops)
         if info is not None and info.outputs >= 0:
             recorder.frames[-1].index = info.joint.numbers.get(n.name, 0)

@@ -44,12 +44,12 @@ def read(graph: fx.Graph, info: NodeInfo) -> JointGraph:
     pinned: dict[int, str] = {}
     text: list[str] = []
     for node in graph.nodes:
-        if node.op == "placeholder":
-            names[node] = f"p{len(names)}" if holds_tensors(node) else ""
+        if node.op == "placeholder" and holds_tensors(node):
+            names[node] = f"p{len(names)}"
         elif known_in_forward(node, info) and holds_tensors(node):
             number = numbers[node.name] = len(numbers)
             names[node] = str(number)
-            wired = ",".join(names.get(n, "") for n in node.all_input_nodes)
+            wired = ",".join(names[n] for n in node.all_input_nodes if n in names)
             text.append(f"{target_name(node)}({wired})")
             if node.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
                 pinned[number] = "saved by the model's own activation checkpointing"
