@@ -185,9 +185,11 @@ class Recorder(TorchDispatchMode):
 
     def lookup(self, tensor: torch.Tensor, category: Category = Category.TEMPORARY, name: str = "") -> Live:
         """The record of a tensor's storage; a storage never seen before is registered as having existed."""
-        if self.is_live(tensor):
-            return self.live[tensor.untyped_storage()._cdata]
-        return self.allocate(tensor.untyped_storage(), tensor, category, name, maker=-1)
+        storage = tensor.untyped_storage()
+        live = self.live.get(storage._cdata)
+        if live is None or live.ref is None or live.ref() is not storage:
+            live = self.allocate(storage, tensor, category, name, maker=-1)
+        return live
 
     def allocate(
         self, storage: torch.UntypedStorage, tensor: torch.Tensor, category: Category, name: str, maker: int

@@ -29,8 +29,9 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
         )
     if any("cudnn_batch_norm" in name for name in names):
         found.append("The reserve of cuDNN's batch norm is taken as empty; in channels-last layout it may not be.")
-    if any("cudnn_attention_backward" in name for name in names):
-        found.append("Workspace of cuDNN's attention backward: size unknown.")
+    for kernel, said in (("cudnn", "cuDNN's"), ("efficient", "memory-efficient")):
+        if f"aten._scaled_dot_product_{kernel}_attention_backward.default" in names:
+            found.append(f"Workspace of {said} attention backward: size unknown.")
     return found
 
 
