@@ -39,6 +39,12 @@ def test_settings_that_change_kernels_have_files_of_their_own(tmp_path: Path) ->
         torch.set_num_threads(1)
 
 
+def test_another_allocator_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Store(CPU, tmp_path).path
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000000")
+    assert Store(CPU, tmp_path).path != before
+
+
 WRITER = """
 import sys
 from pathlib import Path

@@ -96,21 +96,20 @@ def price(
     for i in set(range(len(signatures))) - set(real):
         seconds[i] = launch
     model = _Model([(signatures[i].name, work[i], s) for i, s in seconds.items()], target)
-    slower = _slower(signatures, {i: (chilled[i].seconds - code) / seconds[i] for i in chilled})
+    per_byte = _cold_per_byte(signatures, work, {i: chilled[i].seconds - code - seconds[i] for i in chilled})
     costs = []
     for i, signature in enumerate(signatures):
-        if i in chilled:
-            cold_seconds: float | None = chilled[i].seconds - code
-        elif i in again or i not in seconds:
-            cold_seconds = None if i not in seconds else seconds[i] * slower(signature.name)
-        else:
-            cold_seconds = None
-        if i in seconds:
-            spread = max((t[i].spread for t in (timings, chilled) if i in t), default=0.0)
-            costs.append(OpCost(seconds[i], "measured", cold_seconds, spread))
-        else:
+        if i not in seconds:
             modelled = max(launch, model.seconds(signature.name, work[i]))
-            costs.append(OpCost(modelled, "modelled", modelled * slower(signature.name)))
+            costs.append(OpCost(modelled, "modelled", modelled + per_byte(signature.name) * work[i].nbytes))
+            continue
+        cold_seconds = None
+        if i in chilled:
+            cold_seconds = chilled[i].seconds - code
+        elif i in again:
+            cold_seconds = seconds[i] + per_byte(signature.name) * work[i].nbytes
+        spread = max((t[i].spread for t in (timings, chilled) if i in t), default=0.0)
+        costs.append(OpCost(seconds[i], "measured", cold_seconds, spread))
     return costs
 
 
@@ -119,12 +118,14 @@ def _matters(work: Work, seconds: float) -> bool:
     return work.nbytes > _COLD_BYTES and work.nbytes / _COLD_RATE > _COLD_SHARE * seconds
 
 
-def _slower(signatures: Sequence[Signature], ratios: Mapping[int, float]) -> Callable[[str], float]:
-    """By how much cold caches slow an op down: as the timed ones of that name, or as those of all names."""
+def _cold_per_byte(
+    signatures: Sequence[Signature], work: Sequence[Work], added: Mapping[int, float]
+) -> Callable[[str], float]:
+    """Seconds that cold caches add per byte: as for the timed ops of that name, or as for those of all names."""
     by_name: dict[str, list[float]] = defaultdict(list)
-    for i, ratio in ratios.items():
-        by_name[signatures[i].name].append(max(ratio, 1.0))
-    usual = statistics.median([r for rs in by_name.values() for r in rs]) if by_name else 1.0
+    for i, seconds in added.items():
+        by_name[signatures[i].name].append(max(seconds, 0.0) / work[i].nbytes)
+    usual = statistics.median([r for rs in by_name.values() for r in rs]) if by_name else 0.0
     return lambda name: statistics.median(by_name[name]) if name in by_name else usual
 
 

@@ -126,6 +126,12 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "holdover"
 
 
+def _allocator() -> str:
+    """What the environment says of memory allocation: fresh pages cost more than many an op that fills them."""
+    told = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_") or k in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+    return ",".join(f"{k}={told[k]}" for k in sorted(told)) or "default"
+
+
 def describe(device: torch.device) -> str:
     """Everything beside the op itself that its time and workspace depend on."""
     if device.type == "cuda":
@@ -135,7 +141,7 @@ def describe(device: torch.device) -> str:
         name = cpu_name()
         settings = (
             f"threads={torch.get_num_threads()},isa={torch.backends.cpu.get_cpu_capability()},"
-            f"mkldnn={torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled}"
+            f"mkldnn={torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled},allocator={_allocator()}"
         )
     deterministic = torch.are_deterministic_algorithms_enabled()
     return f"{_FORMAT}; {name}; torch {torch.__version__}; {settings}; deterministic={deterministic}"
