@@ -14,6 +14,10 @@ from holdover.planning.problem import Problem
 from holdover.planning.search import Candidate, Search
 from holdover.planning.standing import ancestors, loud_calls
 from holdover.trace.graph import Category, Trace
+from holdover.units import format_bytes, format_share
+
+NEAR_FLOOR, FAR_CHEAPER = 1.1, 0.75
+"""A plan within a tenth of the lowest peak, and at least a quarter cheaper, is worth naming."""
 
 
 def described(
@@ -35,6 +39,11 @@ def described(
         notes.append("This plan does not lower the peak.")
     if limit is None and floor.peak_bytes >= plain.peak_bytes:
         notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
+    if limit is None and (knee := _knee(search, floor)) is not None:
+        notes.append(
+            f"The last bytes are dear: {format_bytes(knee.peak_bytes)} would cost {format_share(knee.seconds / step)} "
+            f"of the step, this floor costs {format_share(best.seconds / step)}. `frontier` shows what lies between."
+        )
     if limit is not None and not choices:
         notes.append("The step fits the budget as it is: nothing is recomputed.")
     return Plan(
@@ -49,6 +58,13 @@ def described(
         choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
         modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _knee(search: Search, floor: Candidate) -> Candidate | None:
+    """A candidate that was met on the way, hardly above the floor and far cheaper."""
+    near = [c for c in search.judged() if c.peak_bytes <= NEAR_FLOOR * floor.peak_bytes]
+    cheapest = min(near, key=lambda c: c.seconds, default=floor)
+    return cheapest if cheapest.seconds < FAR_CHEAPER * floor.seconds else None
 
 
 def _choices(trace: Trace, best: Candidate, pack: Mapping[int, int]) -> list[Choice]:
