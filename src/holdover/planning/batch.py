@@ -182,36 +182,35 @@ class Batches:
         return {b: n for b, n in sorted(self._needs.items()) if n is not None}
 
     def largest(self, memory_bytes: int, taken: Callable[[Need], int]) -> int:
-        """The largest batch that takes at most `memory_bytes`; 0 if not even one sample does, `MOST` if all do.
+        """The largest batch that takes at most `memory_bytes`; 0 if not even one sample does, `MOST - 1` if all do.
 
-        The line through two recordings says where to look; the answer itself and the next larger batch are recorded
-        too, so nothing rests on the line being straight.
+        The line through two recordings says where to look; where that does not close in fast, the middle is taken. The
+        answer itself and the next larger batch are recorded too, so nothing rests on the line being straight.
         """
         low, high = 0, MOST
-        guess = self.scale.batch
-        while high - low > 1 and low < guess < high:
+        guess, tries = self.scale.batch, 0
+        while high - low > 1:
             need = self.at(guess)
             if need is None or taken(need) > memory_bytes:
                 high = guess
             else:
                 low = guess
-            guess = self._guess(memory_bytes, taken, low, high)
+            tries += 1
+            guess = self._on_line(memory_bytes, taken, low)
+            if tries % 3 == 0:
+                guess = (low + high) // 2 if high < MOST else 4 * guess
+            guess = min(max(guess, low + 1), high - 1)
         return low
 
-    def _guess(self, memory_bytes: int, taken: Callable[[Need], int], low: int, high: int) -> int:
-        """Where the line through the two nearest recordings meets the memory, strictly between `low` and `high`."""
-        if high - low <= 1:
-            return low
+    def _on_line(self, memory_bytes: int, taken: Callable[[Need], int], low: int) -> int:
+        """Where the line through the two nearest recordings meets the memory; just above `low` if that is there."""
         points = sorted((abs(taken(n) - memory_bytes), b, taken(n)) for b, n in self.known().items())[:2]
         if len(points) < 2:
-            wanted = 2 * low if low else high // 2
-        else:
-            (_, b1, n1), (_, b2, n2) = points
-            slope = (n2 - n1) / (b2 - b1)
-            wanted = int((memory_bytes - n1) / slope + b1) if slope > 0 else 2 * max(low, 1)
-            if wanted == low:
-                wanted += 1  # is it the last that fits?
-        return min(max(wanted, low + 1), high - 1)
+            return 2 * low if low else self.scale.batch // 2
+        (_, b1, n1), (_, b2, n2) = points
+        slope = (n2 - n1) / (b2 - b1)
+        wanted = int((memory_bytes - n1) / slope + b1) if slope > 0 else 2 * low
+        return wanted + (wanted == low)
 
 
 def need_of(step: Recorded) -> Need:

@@ -38,7 +38,7 @@ def draw_life(trace: Trace, value: int, choices: Choices, path: Path, *, about: 
     end = next((op.id - first for op in trace.ops[first:] if op.phase is Phase.OPTIMIZER), kept.length)
     width, height = 7.8, 5.4
     figure, axes = sheet(
-        width, height, "Dropped after its use in forward, made again just before its use in backward", about
+        width, height, "The life of one activation: dropped in forward, made again for backward", about
     )
     axes.set_position((0.85 / width, 2.45 / height, 1 - 1.15 / width, 1 - 3.3 / height))
     for made, color in ((Choices(), SOFT), (choices, BLUE)):

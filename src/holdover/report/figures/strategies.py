@@ -64,4 +64,4 @@ def _statement(frontier: Frontier, policies: Sequence[Policy]) -> str:
         return "Memory against time"
     best = max(gains, key=gains.__getitem__)
     ours = frontier.at(best.peak_bytes).extra_time
-    return f"As low as {best.name!r}, for {100 * ours:.0f} % more time instead of {100 * best.extra_time:.0f} %"
+    return f"The memory of “{best.name}”, for {100 * ours:.0f} % more time instead of {100 * best.extra_time:.0f} %"
