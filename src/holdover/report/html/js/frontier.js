@@ -19,10 +19,11 @@ function startFrontier() {
     const x = (n) => left + ((n - x0) / (x1 - x0)) * (width - left - right);
     const y = (t) => foot - (t / most) * (foot - top);
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "interactive", role: "img", "aria-label": `Extra time against peak memory: ${D.plans.length} plans. The slider at the top of the page chooses one.` });
-    for (let k = 0; k <= 4; k++) {
-      const t = (most / 1.12) * (k / 4);
+    const raw = most / 5, size = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].find((n) => n * size >= raw) * size;
+    for (let t = 0; t <= most; t += step) {
       svg.append(s("line", { class: "grid", x1: left, x2: width - right, y1: y(t), y2: y(t) }),
-        s("text", { class: "soft", x: left - 8, y: y(t) + 4, "text-anchor": "end" }, shareText(t)));
+        s("text", { class: "soft", x: left - 8, y: y(t) + 4, "text-anchor": "end" }, `${+(100 * t).toFixed(2)} %`));
     }
     for (const t of ticksOf(x1, 6).filter((t) => t >= x0)) {
       svg.append(s("line", { class: "grid", x1: x(t), x2: x(t), y1: top, y2: foot }),

@@ -71,8 +71,8 @@ function startLife() {
       }
       // Labels in order, each where the one before it ends: above the bar what befalls it, below it who uses it.
       for (const [kinds, ty] of [[["made", "dropped", "made again", "freed"], y - 8], [["used in forward", "needed"], y + 40]]) {
-        const labels = shown.filter((e) => kinds.includes(e.what)).map((e) => ({ text: e.what, x: x(e.at) - 4, wide: e.what.length * 7 + 8 }));
-        let free = -100, end = width + 8;
+        const labels = shown.filter((e) => kinds.includes(e.what)).map((e) => ({ text: e.what, x: x(e.at) - 4, wide: e.what.length * 7.2 + 12 }));
+        let free = -100, end = width + 12;
         for (const l of labels) free = (l.x = Math.max(l.x, free)) + l.wide;
         for (const l of labels.reverse()) end = l.x = Math.min(l.x, end - l.wide);
         for (const l of labels) svg.append(s("text", { class: "halo", x: l.x, y: ty }, l.text));
