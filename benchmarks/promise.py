@@ -38,7 +38,8 @@ def row(
         f"{name:14} {label:>5}",
         *(f"{format_bytes(n):>11}" for n in (plan.unplanned_peak_bytes, plan.predicted_peak_bytes)),
         f"{format_bytes(found.measured_peak_bytes):>11} {over:>+8.2%}",
-        f"{plan.extra_time:>8.1%} {found.step_time_ratio - 1:>8.1%} {plan.bound_extra_time:>7.1%}",
+        f"{plan.extra_time:>8.1%} {found.step_time_ratio - 1:>8.1%} ±{found.step_time_uncertainty:>5.1%}",
+        f"{plan.bound_extra_time:>7.1%}",
         f"{'yes' if exact else 'NO':>6} {seconds:>7.1f}{'' if holds else '  <--'}",
     ]
     print(*cells, flush=True)
@@ -52,9 +53,10 @@ def main() -> int:
     parser.add_argument("--precision", default="32-true")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     print(
         f"{'model':14} {'at':>5} {'unplanned':>11} {'promised':>11} {'measured':>11} {'over':>8} {'+time':>8} "
-        f"{'real':>8} {'bound':>7} {'exact':>6} {'plan s':>7}"
+        f"{'real':>8} {'':6} {'bound':>7} {'exact':>6} {'plan s':>7}"
     )
     broken = 0
     for name in chosen.models or ZOO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -122,6 +123,13 @@ def test_one_plan_is_enough_where_shapes_hardly_differ(for_all: Plan) -> None:
     assert for_all.variants == ()
     assert [shape.shapes for shape in for_all.shapes] == [((4, n),) for n in (120, 124, 128)]
     assert for_all.predicted_peak_bytes == for_all.shapes[0].predicted_peak_bytes
+
+
+def test_a_plan_prints_its_promise_at_each_shape(by_length: Plan) -> None:
+    printed = str(by_length)
+    assert "at each of the input shapes" in printed
+    for length, number in ((32, 1), (64, 1), (128, 2)):
+        assert re.search(rf"4x{length} .* {number} of 2", printed)
 
 
 def test_a_share_is_one_of_the_largest_shape(by_length: Plan) -> None:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from holdover.planning.inputs import show
 from holdover.report.tables import MAX_LAYERS, layer_name, parts_table
 from holdover.units import binary_unit, format_bytes, format_parts, format_seconds, format_share
 
@@ -33,6 +34,8 @@ def plan_view(plan: Plan) -> Group:
     ]
     if plan.choices:
         blocks += [_actions_table(plan), _ops_line(plan)]
+    if plan.variants or len(plan.shapes) > 1:
+        blocks += [Text(), Text("at each of the input shapes"), _shapes_table(plan, unit)]
     if plan.with_loss:
         blocks.append(
             Text("reaches into the loss: put it in force by `with plan.recompute():` around forward and loss")
@@ -63,6 +66,22 @@ def _promises(plan: Plan, unit: str) -> Table:
         format_seconds(planned),
         format_share(plan.extra_time, sign=True),
     )
+    return table
+
+
+def _shapes_table(plan: Plan, unit: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("inputs", "unplanned", "planned", "extra time", "plan"):
+        table.add_column(name, justify="left" if name == "inputs" else "right")
+    for number, each in enumerate((plan, *plan.variants), start=1):
+        for shape in each.shapes:
+            table.add_row(
+                show(shape.shapes),
+                format_bytes(shape.unplanned_peak_bytes, unit),
+                format_bytes(shape.predicted_peak_bytes, unit),
+                format_share(shape.extra_time, sign=True),
+                f"{number} of {1 + len(plan.variants)}",
+            )
     return table
 
 
