@@ -16,6 +16,7 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._C import _ExcludeDispatchKeyGuard as ExcludeDispatchKeyGuard
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -52,6 +53,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "sequence_number",
+    "suggest_memory_format",
 ]
 
 

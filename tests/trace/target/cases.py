@@ -120,6 +120,15 @@ class Cell(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
+class After(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.linear = nn.LSTM(D, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.rnn(x)[0])
+
+
 class Warp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -139,6 +148,13 @@ def swiglu() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def conv_norm(norm: nn.Module, act: nn.Module) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), norm, act), sequence(2, 3, 10, 10)
+
+
+def channels_last(
+    made: tuple[nn.Module, tuple[torch.Tensor, ...]], dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    model, args = made
+    return model.to(dtype), tuple(t.to(dtype, memory_format=torch.channels_last) for t in args)
 
 
 def boolean_mask() -> torch.Tensor:
@@ -294,6 +310,20 @@ CASES: dict[str, Case] = {
         "silu_backward", lambda: (Mixture(), sequence(N, D)),
         # the router's probabilities, chosen indices, gates; per expert silu's input and output and the expert's result
         4 * N * 3 + 8 * N * 2 + 4 * N * 3 + 3 * (4 * N * 96 + 4 * N * 96 + 4 * N * D), "topk",
+    ),
+    "convolution, group norm and silu, channels last": Case(
+        "", lambda: channels_last(conv_norm(nn.GroupNorm(2, 8), nn.SiLU())),
+        # the norm copies its input to have each channel in one piece, and keeps the copy; the convolution's result goes
+        4 * (2 * 8 * 100) + 2 * 4 * (2 * 2) + 4 * (2 * 8 * 100), "clone",
+    ),
+    "convolution in float64 ignores channels last": Case(
+        "", lambda: channels_last(conv_norm(nn.BatchNorm2d(8), nn.Identity()), torch.float64),
+        8 * (2 * 8 * 100) + 2 * 8 * 8, "cudnn_batch_norm",
+    ),
+    "lstm before a linear layer": Case(
+        "", lambda: (After(), sequence(B, T, D)),
+        # its result lies with time first, so the linear layer copies it
+        2 * 4 * (B * 32) + 4 * (N * 32) + 4 * 6 * (N * 32) + 4 * (N * 32), "clone",
     ),
     "grouped product of float16": Case(
         "", lambda: (Experts(), (torch.randn(N, D), torch.tensor([30, N], dtype=torch.int32))),

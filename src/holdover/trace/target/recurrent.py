@@ -137,13 +137,15 @@ def cudnn_rnn_outputs(
     dropout: float, train: bool, bidirectional: bool, batch_sizes: Sequence[int],
     dropout_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Output, hidden states, the reserve (a guess) and the weights."""
+    """Output, hidden states, the reserve (a guess) and the weights (cudnn/RNN.cpp _cudnn_rnn)."""
     directions = 2 if bidirectional else 1
     size = (proj_size or hidden_size) * directions
+    swapped = batch_first and not batch_sizes  # made with time first, whatever was asked for
+    output = input.new_empty((*(input.transpose(0, 1) if swapped else input).shape[:-1], size))
     steps = sum(batch_sizes) if batch_sizes else input.size(0) * input.size(1)  # times batch
     reserve = RNN_SAVED_PER_STEP[KINDS[mode]] * num_layers * directions * steps * hidden_size * input.element_size()
     return (
-        input.new_empty((*input.shape[:-1], size)),
+        output.transpose(0, 1) if swapped else output,
         hx.new_empty(hx.shape),
         hx.new_empty(0 if cx is None else cx.shape),
         input.new_empty(reserve if train else 0, dtype=torch.uint8),
@@ -160,9 +162,10 @@ def cudnn_rnn_backward_outputs(
     for w in weight:
         views.append(buffer.narrow(0, offset, w.numel()).view(w.shape))
         offset += w.numel()
-    mask = rest[-1]
+    swapped, mask = rest[8] and not rest[12], rest[-1]  # batch_first, batch_sizes
+    grad = input.new_empty((input.transpose(0, 1) if swapped else input).shape)
     return (
-        torch.empty_like(input),
+        grad.transpose(0, 1) if swapped else grad,
         torch.empty_like(hx),
         None if cx is None else torch.empty_like(cx),
         views if mask[3] else [],

@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lstm, gru, rnn_tanh, rnn_relu",
-        "_cudnn_rnn over one flat buffer of weights: see rnn_is_cudnn",
+        "_cudnn_rnn over one flat buffer of weights, time first in memory: see rnn_is_cudnn",
         "input, hidden states, output, the flat weights and cuDNN's reserve",
         "RNN.cpp use_cudnn, lstm, ONE_HIDDEN_RNN; cudnn/RNN.cpp _cudnn_impl",
     ),
@@ -67,6 +67,12 @@ RULES: tuple[Rule, ...] = (
         "float16 with dtype=float32 is one op; bfloat16 is cast first",
         "the float32 result, and no float32 copy of a float16 input",
         "SoftMax.cpp softmax, log_softmax",
+    ),
+    Rule(
+        "convolution",
+        "cuDNN; the result and the gradients are channels last if the input or the weight is, but in float64",
+        "input and weight",
+        "ConvUtils.h cudnn_conv_suggest_memory_format; Convolution.cpp _determine_backend_memory_format",
     ),
     Rule(
         "grid_sampler",
