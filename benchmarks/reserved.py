@@ -54,8 +54,8 @@ def main() -> None:
     # The measured versions of transformers repeated keys and values; with grouped heads a T4 takes the math kernel.
     sdpa_attention.use_gqa_in_sdpa = lambda *_: False
     print(
-        f"{'model':16} {'step':>8} {'attention':>9} {'allocated':>9} {'here':>8} {'off':>6} {'reserved':>9} {'here':>8} "
-        f"{'off':>6} {'ratio':>6} {'here':>6}"
+        f"{'model':16} {'step':>8} {'attention':>9} {'allocated':>9} {'here':>8} {'off':>6} "
+        f"{'reserved':>9} {'here':>8} {'off':>6} {'ratio':>6} {'here':>6}"
     )
     for name, batch, length, attention, rank, allocated, reserved in ROWS:
         found = adapted(name, batch, length, attention, rank)
