@@ -121,6 +121,22 @@ def test_empty_cache_gives_back_whole_segments_only() -> None:
     assert s.take() == (12, 30)
 
 
+def test_a_snapshot_that_a_card_gave() -> None:
+    """`y = X @ W + b` as a user saw it in `torch.cuda.memory_snapshot()` (discuss.pytorch.org, topic 178671)."""
+    allocator = CachingAllocator()
+    for nbytes in (40000, 40, 4000):  # W, b, X
+        allocator.allocate(nbytes)
+    allocator.allocate(8_519_680)  # cuBLAS
+    product = allocator.allocate(40)
+    allocator.allocate(40)  # y
+    allocator.free(product)
+    found = [[(block.nbytes, block.used) for block in segment] for segment in allocator.segments()]
+    assert found == [
+        [(40448, True), (512, True), (4096, True), (512, False), (512, True), (2051072, False)],
+        [(8519680, True), (12451840, False)],
+    ]
+
+
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 

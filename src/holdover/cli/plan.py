@@ -76,7 +76,7 @@ def plan(
         check_writable(output)
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=True)
-    with stage("recording the step, timing its ops, solving"):
+    with stage("recording the step, pricing its ops, solving"):
         found = holdover.plan(
             step.model,
             step.args,
