@@ -26,7 +26,7 @@ def _fresh() -> None:
 
 
 def planned(model: nn.Module, x: torch.Tensor, budget: int | str, **options: Any) -> Plan:
-    return holdover.plan(model, (x,), loss=loss, budget=budget, compiled="aot_eager", **options)
+    return holdover.plan(model, (x,), loss=loss, budget=budget, compiled="aot_eager", time_limit=4.0, **options)
 
 
 def twin(model: nn.Module) -> nn.Module:
@@ -67,7 +67,7 @@ def test_budgets_are_met_exactly_and_more_budget_costs_no_more(names: tuple[str,
 
 
 def test_equal_blocks_are_one_graph_with_one_set_of_choices() -> None:
-    model, x = transformer(), tokens()
+    model, x = transformer(), tokens().requires_grad_()
     for block in model.blocks:
         block.compile()
     plan = planned(model, x, "min")
@@ -81,7 +81,6 @@ def test_equal_blocks_are_one_graph_with_one_set_of_choices() -> None:
 )  # fmt: skip
 def test_random_numbers_and_running_statistics_end_as_without_a_plan(build: Any, shape: Any) -> None:
     model, x = build(), tokens() if shape is None else torch.randn(*shape)
-    model(x)  # lazy parameters
     expected = results(compiled(model), x)
     plan = planned(model, x, "min")
     assert plan.choices
@@ -127,12 +126,12 @@ def test_another_batch_size_follows_the_plan_when_sizes_become_symbolic() -> Non
 
 
 def test_the_optimizer_and_precision_are_part_of_the_plan() -> None:
-    model, x = transformer(), tokens()
-    alone = planned(model, x, "min")
-    plan = planned(model, x, "min", optimizer="adamw", precision="bf16-mixed")
+    model, x = transformer(2), tokens()
+    plan = planned(model, x, "100%", optimizer="adamw", precision="bf16-mixed")
+    assert plan.choices == ()
+    without = planned(model, x, "100%", precision="bf16-mixed").unplanned_peak_bytes
     state = 2 * sum(p.nbytes for p in model.parameters())
-    assert plan.unplanned_peak_bytes > state
-    assert plan.predicted_peak_bytes != alone.predicted_peak_bytes
+    assert abs(plan.unplanned_peak_bytes - without - state) < 16384
     assert (plan.precision, plan.optimizer) == ("bf16-mixed", "AdamW")
 
 
@@ -196,12 +195,12 @@ def test_a_graph_that_the_plan_does_not_know_is_told_once() -> None:
 
 def test_what_cannot_be_planned_is_refused() -> None:
     model, x = transformer(1), tokens()
-    with pytest.raises(PlanError, match="'tensorrt'.*inductor, aot_eager"):
+    with pytest.raises(PlanError, match=r"'tensorrt'.*inductor, aot_eager"):
         holdover.plan(model, (x,), loss=loss, budget="min", compiled="tensorrt")
     with pytest.raises(PlanError, match="put the loss into the module"):
         planned(model, x, "min", with_loss=True)
     eager = holdover.plan(model, (x,), loss=loss, budget="min")
-    with pytest.raises(ApplyError, match="made for eager mode.*compiled=True"):
+    with pytest.raises(ApplyError, match=r"made for eager mode.*compiled=True"):
         backend(eager)
     holdover.apply_(model, eager)
     with pytest.raises(ApplyError, match=r"follows a plan for eager mode.*remove_"):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from tests.integrations.helpers import assert_equal, loss, peak, results, tokens, transformer, within_promise
+from tests.integrations.helpers import assert_equal, loss, mlp, peak, results, tokens, within_promise
 
 import holdover
 from holdover.integrations.regions import compile_regions
@@ -16,8 +16,8 @@ from holdover.integrations.regions import compile_regions
 def test_blocks_under_inductor() -> None:
     if shutil.which("g++") is None:
         pytest.fail("Inductor builds its CPU kernels with g++, which is not installed: apt-get install g++")
-    model, x = transformer(3, dropout=0.1), tokens()
-    names = tuple(f"blocks.{i}" for i in range(3))
+    model, x = mlp(), tokens(64).requires_grad_()
+    names = ("0", "1", "2")
     torch._dynamo.reset()
     plain = copy.deepcopy(model)
     compile_regions(plain, "inductor", names)  # type: ignore[arg-type]
