@@ -49,12 +49,13 @@ def main() -> None:
             start = time.perf_counter()
             budget = floor.peak_bytes + int(share * (plain.peak_bytes - floor.peak_bytes))
             _, best, least = within(search, floor, plain, budget)
+            took = time.perf_counter() - start
             extra, bound = (seconds / problem.step_seconds for seconds in (best.seconds, least))
             gap = max(extra - bound, 0.0)
             rows, over = rows + 1, over + (gap > WANTED)
             cells = (
                 name, format_bytes(budget), f"{budget / plain.peak_bytes:.0%}", f"{extra:.1%}", f"{bound:.1%}",
-                f"{gap:.1%}{' <--' if gap > WANTED else ''}", "yes" if best.stages else "", f"{time.perf_counter() - start:.1f}",
+                f"{gap:.1%}{' <--' if gap > WANTED else ''}", "yes" if best.stages else "", f"{took:.1f}",
             )  # fmt: skip
             print("| " + " | ".join(cells) + " |" if chosen.markdown else "  ".join(cells), flush=True)
     print(f"\n{rows - over} of {rows} rows within {WANTED:.0%} of the step")
