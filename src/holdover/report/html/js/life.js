@@ -109,11 +109,10 @@ function startLife() {
   onChange(["held"], () => (list.value = state.held));
   list.addEventListener("change", () => set({ held: Number(list.value) }));
   search.addEventListener("input", options);
-  const start = order.reduce((best, i) => {
-    // Opens with the largest tensor that the plan drops, else the largest.
-    const rank = (k) => (D.plans.length && D.states[plan().held[k]] === "recompute" ? 2 ** 50 : 0) + D.held.bytes[k];
-    return rank(i) > rank(best) ? i : best;
-  }, 0);
+  const weight = (i) => (heldStorage[i] < 0 ? 0 : D.held.bytes[i] * D.storages.length[heldStorage[i]]);
+  const dropped = D.plans.length ? order.filter((i) => D.states[plan().held[i]] === "recompute") : [];
+  // Opens with what takes most room for longest, of what the plan drops if it drops anything.
+  const start = (dropped.length ? dropped : order).reduce((best, i) => (weight(i) > weight(best) ? i : best));
   state.held = start;
   options();
 }
