@@ -76,7 +76,7 @@ def gpt_12x768() -> Case:
 
 
 def llama() -> Case:
-    return _language(32_000, 128, 128, 4, [LlamaBlock(128, 8, 2, 344) for _ in range(6)])
+    return _language(32_000, 128, 128, 4, [LlamaBlock(128, 8, 2, 344) for _ in range(16)])
 
 
 def moe() -> Case:

@@ -20,7 +20,7 @@ SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 QUICK_SHARES = (0.75, 0.5, 0.3)
 NEAR, QUICK_NEAR = 0.01, 0.04
 """Budgets nearer to one another than this share of the peak are one."""
-QUICK_SECONDS = 25.0
+QUICK_SECONDS = 15.0
 
 Planner = Callable[[int | str], Plan]
 
