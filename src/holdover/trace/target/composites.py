@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -21,7 +20,7 @@ from holdover.trace.target import packed, recurrent
 from holdover.trace.target.attention import scaled_dot_product_attention
 from holdover.trace.target.autocast import Autocast
 from holdover.trace.target.card import Target
-from holdover.trace.target.pretend import CARD
+from holdover.trace.target.pretend import CARD, replaced
 from holdover.trace.target.rules import batch_norm_is_cudnn
 
 aten = torch.ops.aten
@@ -160,7 +159,7 @@ def rules_in_effect(target: Target, known: KnownValues) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns of the C++ kernels that give way
             register(library, target, known, autocast)
-        with patch.object(torch, "clear_autocast_cache", autocast.clear):
+        with replaced(torch, "clear_autocast_cache", autocast.clear):
             yield
     finally:
         library._destroy()

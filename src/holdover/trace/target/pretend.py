@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -92,16 +91,14 @@ def pretending(target: Target, faker: Callable[[torch.Tensor], torch.Tensor]) ->
         return property(lambda tensor: tensor.device.type == kind)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(make_subclass)))
+        stack.enter_context(replaced(torch.Tensor, "_make_subclass", staticmethod(make_subclass)))
         for name, kind in (("is_cuda", "cuda"), ("is_cpu", "cpu"), ("is_meta", "meta")):
-            stack.enter_context(patch.object(FakeTensor, name, is_on(kind), create=True))
-        stack.enter_context(
-            patch.object(FakeTensor, "get_device", lambda tensor: -1 if tensor.is_cpu else 0, create=True)
-        )
+            stack.enter_context(replaced(FakeTensor, name, is_on(kind)))
+        stack.enter_context(replaced(FakeTensor, "get_device", lambda tensor: -1 if tensor.is_cpu else 0))
         for name, answer in answers(target).items():
-            stack.enter_context(patch.object(torch.cuda, name, answer))
-        stack.enter_context(patch.object(torch, "tensor", placed(torch.tensor, faker)))
-        stack.enter_context(patch.object(torch, "as_tensor", placed(torch.as_tensor, faker)))
+            stack.enter_context(replaced(torch.cuda, name, answer))
+        stack.enter_context(replaced(torch, "tensor", placed(torch.tensor, faker)))
+        stack.enter_context(replaced(torch, "as_tensor", placed(torch.as_tensor, faker)))
         for types in foreach_types():
             stack.enter_context(appended(types, FakeTensor))
         yield
@@ -135,6 +132,21 @@ def placed(
         return fake.requires_grad_(requires_grad)
 
     return made
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a class or module another attribute for a while; one that it inherits is inherited again afterwards."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
