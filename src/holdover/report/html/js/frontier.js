@@ -168,7 +168,7 @@ function startTree() {
     const now = plan().held;
     const dropped = flips.filter((i) => D.states[now[i]] === "recompute"), back = flips.filter((i) => D.states[now[i]] === "keep");
     const some = (list) => list.slice(0, 3).map((i) => opText(heldMaker[i])).join("; ") + (list.length > 3 ? "; ..." : "");
-    at("flips").textContent = !state.plan ? "Nothing is dropped. Move the budget to see values flip."
+    at("flips").textContent = D.plans.length === 1 ? "No plan that was found lowers the peak: nothing is dropped." : !state.plan ? "Nothing is dropped. Move the budget to see values flip."
       : `Against the next larger budget: ${dropped.length ? `${dropped.length} newly recomputed (${some(dropped)})` : "none newly recomputed"}${back.length ? `, ${back.length} kept again (${some(back)})` : ""}. They are marked in the tree.`;
     box.replaceChildren(h("div", { class: "line head" }, h("span", null, "module"), h("span", null, "kept | recomputed"), h("span", null, "kept"), h("span", null, "dropped")),
       h("ul", null, node(0, flipped), node(OUTSIDE, flipped)));

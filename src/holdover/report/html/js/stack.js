@@ -38,8 +38,8 @@ function groupsOf(layers) {
   for (const layer of layers.filter((l) => l.saved_bytes > 0)) {
     const kind = layer.name.replace(/\d+/g, "#");
     const last = groups.at(-1);
-    if (last && last.kind === kind && last.each === layer.saved_bytes) last.layers.push(layer);
-    else groups.push({ kind, each: layer.saved_bytes, layers: [layer] });
+    if (last && last.kind === kind && last.each === layer.saved_bytes && last.weights === layer.weights_bytes) last.layers.push(layer);
+    else groups.push({ kind, each: layer.saved_bytes, weights: layer.weights_bytes, layers: [layer] });
   }
   return groups;
 }
@@ -74,7 +74,7 @@ function startStack() {
     let up = 0;
     for (const [name, n, colour] of fixed) {
       svg.append(s("rect", { x: x1, width: column, y: y(up + n), height: Math.max(y(up) - y(up + n), 0.5), fill: `var(--${colour})` }));
-      if (y(up) - y(up + n) > 15) svg.append(s("text", { x: x1 + 8, y: (y(up) + y(up + n)) / 2 + 4.5, style: "fill:var(--ground)" }, name));
+      if (y(up) - y(up + n) > 15 && column > 90) svg.append(s("text", { x: x1 + 8, y: (y(up) + y(up + n)) / 2 + 4.5, style: "fill:var(--ground)" }, name));
       up += n;
     }
     const head = (x, n, text) => svg.append(
