@@ -72,7 +72,7 @@ PICTURES_MADE = (
     Picture("report-stack", "llama", "stack"),
     Picture("report-memory", "gpt2", "memory"),
     Picture("report-memory-dark", "resnet50", "memory", "dark"),
-    Picture("report-frontier", "llama", "frontier"),
+    Picture("report-frontier", "gpt2", "frontier"),
     Picture("report-life", "resnet50", "life"),
     Picture("report-life-dark", "gpt2", "life", "dark"),
 )
