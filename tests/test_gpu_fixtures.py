@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from benchmarks.gpu_fixture import SCHEMA_VERSION, differences, ran, recorded
 from benchmarks.zoo import ZOO
@@ -76,12 +75,11 @@ def test_the_comparison_tells_every_difference() -> None:
     ]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_what_ran_is_written_down_as_it_ran(precision: str) -> None:
+def test_what_ran_is_written_down_as_it_ran() -> None:
     """On this machine's own device, where recordings are held to measurements elsewhere, both agree."""
     model, args, kwargs, loss = ZOO["gpt2"]()
-    trace = record(model.train(), args, kwargs, loss=loss, precision=precision, corrections=true_outputs)
-    measured = ran(model, args, kwargs, loss, precision, torch.device("cpu"))
+    trace = record(model.train(), args, kwargs, loss=loss, precision="bf16-mixed", corrections=true_outputs)
+    measured = ran(model, args, kwargs, loss, "bf16-mixed", torch.device("cpu"))
     assert json.loads(json.dumps(measured)) == recorded(trace)
     assert measured["forward"]["aten.addmm.default"] == 16
     assert all(p.grad is None for p in model.parameters())

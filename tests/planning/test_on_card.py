@@ -21,7 +21,7 @@ from holdover.trace.target import Target
 CONTEXT = card("h100-80gb").context_bytes[1]
 
 
-def model(layers: int = 4, width: int = 512) -> nn.Module:
+def model(layers: int = 3, width: int = 512) -> nn.Module:
     with torch.device("meta"):
         blocks = [
             nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
@@ -35,7 +35,7 @@ def step() -> dict[str, Any]:
 
 
 def planned(budget: int | str, **more: Any) -> Plan:
-    return holdover.plan(model(), budget=budget, time_limit=4.0, **{**step(), **more})
+    return holdover.plan(model(), budget=budget, time_limit=2.0, **{**step(), **more})
 
 
 def trace() -> Trace:
