@@ -310,7 +310,9 @@ class _Explainer:
         kept = life.fate is not Fate.DROPPED
         other = self.effect(self.chain(life.op) if kept else [life.op], chosen, keep=not kept)
         peak, time = format_bytes(other.peak_after_bytes), format_share(abs(other.extra_time))
-        limit = plan.budget_bytes if plan.budget_bytes is not None else plan.predicted_peak_bytes
+        limit = plan.predicted_peak_bytes
+        if plan.budget_bytes is not None and plan.budget_kind == "allocated":
+            limit = plan.budget_bytes  # else it is for what a card's allocator reserves
         if not kept:
             if other.peak_after_bytes > limit:
                 return (

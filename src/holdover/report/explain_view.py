@@ -30,6 +30,7 @@ def explain_view(account: Account) -> Group:
     blocks: list[RenderableType] = [head]
     if account.plan is not None:
         asked = "min" if account.plan.budget_bytes is None else format_bytes(account.plan.budget_bytes)
+        asked += " of reserved memory" if account.plan.budget_kind == "reserved" else ""
         peak, time = format_bytes(account.plan.predicted_peak_bytes), format_share(account.plan.extra_time)
         blocks.append(Text(f"with the plan for {asked} it is {peak}, for {time} more time"))
     if len(account.explanations) == 1:
