@@ -115,6 +115,18 @@ def test_the_lowest_peak_says_what_it_reserves() -> None:
     assert "At most" not in plan.notes[0]
 
 
+def test_a_frontier_for_a_card_says_what_each_plan_takes(plain: holdover.Estimate) -> None:
+    found = holdover.frontier(model(), step()["args"], optimizer="sgd", device="h100-80gb", time_limit=4.0)
+    assert found.plans[0].reserved_bytes == plain.reserved_bytes
+    for plan in found.plans:
+        assert plan.device == "h100-80gb"
+        assert plan.reserved_bytes is not None
+        assert plan.allocated_bytes is not None
+        assert plan.predicted_peak_bytes < plan.allocated_bytes <= plan.reserved_bytes
+        assert plan.unplanned_reserved_bytes == plain.reserved_bytes
+        assert plan.priced.startswith("modelled for h100-80gb")
+
+
 def test_a_budget_below_the_floor() -> None:
     with pytest.raises(holdover.BudgetError) as error:
         planned(CONTEXT + 100 * MIB)

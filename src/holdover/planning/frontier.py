@@ -17,6 +17,7 @@ from holdover.memory.workspace import true_outputs
 from holdover.planning.api import lowest_of, priced_problem, same_places
 from holdover.planning.bound import Bound
 from holdover.planning.describe import described
+from holdover.planning.on_card import CardBudget
 from holdover.planning.plan import Plan
 from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Trace
@@ -144,6 +145,9 @@ def frontier_of(
     each = time_limit / (BUDGETS + 8)
     search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
     plain = search.judge(())
+    account = None if card is None else CardBudget(card, "allocated", "min")
+    if account is not None:
+        account.limit(search, plain)
     search, floor = lowest_of(search, problem, with_loss=with_loss)
     search.seconds = each
     sweep(search, bound, floor, plain)
@@ -153,19 +157,10 @@ def frontier_of(
     for point in points:
         least = max(least, bound.seconds(point.peak_bytes, moments=search.tight(point), time_limit=each))
         within = search if point.recorded else Search(problem, workspace, search.everywhere)
-        plans.append(
-            described(
-                within,
-                point,
-                plain,
-                floor,
-                point.peak_bytes,
-                least,
-                priced=priced,
-                precision=precision,
-                unknown=unknown,
-            )
+        plan = described(
+            within, point, plain, floor, point.peak_bytes, least, priced=priced, precision=precision, unknown=unknown
         )
+        plans.append(plan if account is None else account.described(plan, within, point, None))
     return Frontier(tuple(plans))
 
 

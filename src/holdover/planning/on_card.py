@@ -146,7 +146,7 @@ class CardBudget:
                     f": of {format_bytes(whole)}, {source}, {format_bytes(self.set_aside_bytes)} are for the context"
                 )
             notes.insert(0, said + ".")
-        budget = self.budget if isinstance(self.budget, int) else limit
+        budget = self.budget if isinstance(self.budget, int) else plan.budget_bytes if limit is None else limit
         return replace(
             plan, device=self.card.name, budget_bytes=budget, budget_kind=self.kind, allocated_bytes=allocated,
             reserved_bytes=reserved, unplanned_allocated_bytes=plain_allocated, unplanned_reserved_bytes=plain_reserved,
