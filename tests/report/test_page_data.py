@@ -12,6 +12,7 @@ from torch import nn
 
 import holdover
 from holdover.memory.estimate import Estimate, workspaces
+from holdover.memory.life import name_of
 from holdover.memory.simulate import Choices, simulate
 from holdover.planning.plan import Choice
 from holdover.report.html import moments
@@ -40,6 +41,12 @@ def blocks(number: int = 3) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 STEPS = {"convolutions": convolutions, "blocks": blocks}
+
+
+def test_tensors_are_named_as_explain_names_them(made: Made) -> None:
+    names = [made.data["strings"][n] for n in made.data["held"]["name"]]
+    assert len(set(names)) == len(names)
+    assert names == [name_of(made.estimate.trace, row.value) for row in held_values(shown_step(made.estimate.trace))]
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -15,6 +15,7 @@ from holdover.cost.devices import Card
 from holdover.cost.measured import price
 from holdover.cost.roofline import modelled
 from holdover.memory.estimate import Estimate, estimate_of, workspaces
+from holdover.memory.life import name_of
 from holdover.memory.simulate import CATEGORIES, Choices
 from holdover.planning.api import priced_problem
 from holdover.planning.choices import choices_of
@@ -273,6 +274,7 @@ def _held_data(
 ) -> dict[str, Any]:
     return {
         "storage": deltas(number.get(r.storage, -1) for r in rows),
+        "name": [strings[name_of(shown.trace, r.value)] for r in rows],
         "bytes": [r.nbytes for r in rows],
         "maker": deltas(r.maker for r in rows),
         "dtype": [strings[r.dtype] for r in rows],

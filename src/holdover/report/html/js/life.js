@@ -13,7 +13,7 @@ function startLife() {
   function options() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = order.filter((i) => {
-      const text = `${heldText(i)} ${S[D.held.shape[i]]}`.toLowerCase();
+      const text = `${heldText(i)} ${S[D.held.shape[i]]} ${S[D.held.name[i]]}`.toLowerCase();
       return words.every((w) => text.includes(w));
     });
     list.replaceChildren(...found.map((i) => h("option", { value: i, selected: i === state.held }, `${bytesText(D.held.bytes[i])}  ${heldText(i)}`)));
@@ -91,6 +91,7 @@ function startLife() {
     const seconds = D.held.seconds[i];
     const rows = [
       ["tensor", `${S[D.held.shape[i]] || "shape not seen"}, ${S[D.held.dtype[i]]}`],
+      ["its name", h("code", { title: "as holdover explain takes it" }, S[D.held.name[i]])],
       ["bytes", h("span", { id: "life-bytes", "data-bytes": D.held.bytes[i] }, bytesText(D.held.bytes[i]))],
       ["made by", `${S[D.ops.name[made]]}, op ${whole.format(made)} of the step`],
       ["module", `${moduleName(m)}${m === OUTSIDE ? "" : ` (${S[D.modules.kind[m]]})`}`],
