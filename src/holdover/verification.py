@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -199,14 +199,15 @@ def verify(
     precision = precision or plan.precision
     subject = (model, tuple(args), dict(kwargs or {}), loss, optimizer)
     with random_state_restored():
-        expected = _results(prepared(subject, precision, None))
+        reference = replace(plan, choices=()) if plan.compiled else None  # compiled alike, so that bits can be equal
+        expected = _results(prepared(subject, precision, reference))
         found = _results(prepared(subject, precision, plan))
         differences = [
             compare(kind, getattr(expected, kind), getattr(found, kind))
             for kind in ("gradient", "buffer", "output", "rng")
         ]
         del expected, found
-        plain, planned = prepared(subject, precision, None), prepared(subject, precision, plan)
+        plain, planned = prepared(subject, precision, reference), prepared(subject, precision, plan)
         unplanned_peak, peak = _peak(plain), _peak(planned)
         ratios = _time_ratios(plain, planned)
     promise = _promise(plan, args, kwargs)
@@ -243,7 +244,21 @@ def prepared(subject: tuple[Any, ...], precision: str | None, plan: Plan | None)
         apply_(model, plan)
     tensors = (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)))
     device = next((t.device for t in tensors), torch.device("cpu"))
-    return _Step(model, args, kwargs, loss, built, precision, device)
+    step = _Step(model, args, kwargs, loss, built, precision, device)
+    if plan is not None and plan.compiled:
+        _compile(step)
+    return step
+
+
+def _compile(step: _Step) -> None:
+    """The first step compiles; what it did to buffers is undone."""
+    before = {name: b.detach().clone() for name, b in step.model.named_buffers()}
+    with _same_start():
+        step.forward_and_backward()
+    step.clear_gradients()
+    with torch.no_grad():
+        for name, buffer in step.model.named_buffers():
+            buffer.copy_(before[name])
 
 
 def _results(step: _Step) -> _Results:

@@ -149,6 +149,24 @@ def test_a_saved_plan_compiles_the_same_blocks_of_another_model(tmp_path: Path) 
     assert within_promise(peak(fresh, x), plan)
 
 
+def test_verifying_compares_with_the_same_code_without_the_plan() -> None:
+    model, x = transformer(2, dropout=0.2), tokens()
+    plan = planned(model, x, "min")
+    verdict = holdover.verify(model, (x,), loss=loss, plan=plan)
+    assert verdict.exact
+    assert verdict.within_promise
+    assert abs(verdict.measured_unplanned_peak_bytes - plan.unplanned_peak_bytes) < 16384
+
+
+def test_many_plans_on_one_model_are_all_followed() -> None:
+    model, x = transformer(1), tokens()
+    plan = planned(model, x, "min")
+    for _ in range(10):
+        holdover.apply_(model, plan)
+        assert within_promise(peak(model, x), plan)
+        holdover.remove_(model)
+
+
 def test_removing_puts_back_what_was_there() -> None:
     model, x = transformer(2), tokens()
     plan = planned(model, x, "min")

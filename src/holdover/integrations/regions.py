@@ -51,11 +51,14 @@ class Former:
 
 def compile_regions(model: torch.nn.Module, backend: Backend, names: Iterable[str]) -> list[Former]:
     """Compile each of these modules of the model, in place, by `backend`; returns what undoes it."""
-    undo = []
-    for name in names:
+    undo, chosen = [], list(names)
+    # Each plan is another backend, and of those one piece of code takes eight before dynamo gives up on it, unless
+    # told that they have nothing to do with each other. Equal blocks are to share what is compiled.
+    apart: dict[str, Any] = {"backend": backend, "isolate_recompiles": len(chosen) == 1}
+    for name in chosen:
         module = model.get_submodule(name)
         if is_optimized_module(module):
-            again = torch.compile(module._orig_mod, backend=backend)  # type: ignore[arg-type]
+            again = torch.compile(module._orig_mod, **apart)  # type: ignore[arg-type]
             changed = {key: again.__dict__[key] for key in ("dynamo_ctx", "forward")}
             undo.append(Former(module, {key: module.__dict__[key] for key in changed}))
             module.__dict__.update(changed)
@@ -63,9 +66,9 @@ def compile_regions(model: torch.nn.Module, backend: Backend, names: Iterable[st
             undo.append(Former(module, {COMPILED_CALL: compiled_call(module)}))
             if skipped_by_dynamo(module):
                 # `module.compile()` would compile nothing: dynamo starts in no frame of PyTorch's own files.
-                module.__dict__[COMPILED_CALL] = functools.partial(torch.compile(_call, backend=backend), module)
+                module.__dict__[COMPILED_CALL] = functools.partial(torch.compile(_call, **apart), module)
             else:
-                module.compile(backend=backend)
+                module.compile(**apart)
     return undo
 
 
