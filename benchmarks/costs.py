@@ -1,6 +1,6 @@
 """Extra time: what plans promise against what their steps take, over the zoo, at three budgets.
 
-    python benchmarks/costs.py [MODEL ...] [--seconds 12] [--json FILE]
+    python benchmarks/costs.py [MODEL ...] [--seconds 10] [--json FILE]
 
 Budgets: "min", and 50 % and 80 % of the way from the lowest peak that can be reached to the unplanned peak. Each model
 has a process of its own: one thread, processor time, forward, loss and backward of the plain step and of the three
@@ -91,7 +91,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="of the zoo; default all")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for planning a model, and for running it, about")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for planning a model, and for running it, about")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep rows here, and go on from those that are there")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
