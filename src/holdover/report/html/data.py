@@ -298,6 +298,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "extra_time": plan.extra_time,
         "bound_extra_time": plan.bound_extra_time,
         "saved_bytes": plan.saved_bytes,
+        "reserved_bytes": plan.reserved_bytes,
         "with_loss": plan.with_loss,
         "notes": list(plan.notes),
     }

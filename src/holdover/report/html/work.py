@@ -9,21 +9,15 @@ from typing import Any
 
 import torch
 
-from holdover.cost.devices import Card
 from holdover.errors import BudgetError
 from holdover.memory.estimate import estimate_of
 from holdover.memory.on_card import place_of
 from holdover.memory.workspace import true_outputs
-from holdover.planning.api import plan_of
-from holdover.planning.frontier import frontier_of
-from holdover.planning.plan import Plan
+from holdover.planning.frontier import Frontier, frontier_of
 from holdover.report.html.data import page_data
-from holdover.report.html.page import without
 from holdover.report.scaling import Subject, scaling_of
-from holdover.trace.graph import Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
-from holdover.units import parse_budget
 
 USUAL = "70%"
 """The budget of the plan that a page opens with where none is asked for."""
@@ -75,36 +69,25 @@ def page_for(
             device=place.device, corrections=true_outputs, target=place.target,
         )  # fmt: skip
         estimate = estimate_of(trace, precision=request.precision, card=place.card)
-    with stage("timing its ops, finding the frontier" if place.card is None else f"planning for {place.card.title}"):
-        plans, chosen = _plans(trace, request, place.card)
+    with stage("pricing its ops, finding the frontier"):
+        frontier = frontier_of(
+            trace, precision=request.precision, time_limit=request.time_limit, card=place.card
+        )  # fmt: skip
+        chosen = opening(frontier, request.budget)
     scaling = None
     if request.sizes:
         with stage("recording it at other sizes"):
             subject = Subject(model, tuple(args), dict(kwargs), loss, request.precision, place.device)
             scaling = scaling_of(subject, trace)
     with stage("drawing"):
-        return page_data(trace, plans, estimate=estimate, chosen=chosen, scaling=scaling, card=place.card)
+        return page_data(trace, frontier.plans, estimate=estimate, chosen=chosen, scaling=scaling, card=place.card)
 
 
-def _plans(trace: Trace, request: Request, card: Card | None) -> tuple[tuple[Plan, ...], int]:
-    """The frontier and where on it the page opens; for a card that is not here, the one plan for the budget."""
-    if card is None:
-        frontier = frontier_of(trace, precision=request.precision, time_limit=request.time_limit)
-        return frontier.plans, frontier.plans.index(_for_budget(request.budget, frontier.at))
-
-    def plan_for(budget: int | str) -> Plan:
-        return plan_of(
-            trace, parse_budget(budget), precision=request.precision, time_limit=request.time_limit, card=card
-        )  # fmt: skip
-
-    plan = _for_budget(request.budget, plan_for)
-    return (without(plan), plan), 1
-
-
-def _for_budget(budget: int | str | None, find: Callable[[int | str], Plan]) -> Plan:
+def opening(frontier: Frontier, budget: int | str | None) -> int:
+    """Which plan the page opens with: for a budget that was asked for, or for USUAL, or the lowest peak."""
     if budget is not None:
-        return find(budget)
+        return frontier.plans.index(frontier.at(budget))
     try:
-        return find(USUAL)
+        return frontier.plans.index(frontier.at(USUAL))
     except BudgetError:
-        return find("min")
+        return len(frontier.plans) - 1

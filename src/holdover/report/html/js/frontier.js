@@ -95,7 +95,7 @@ function startBudget() {
     const text = state.plan
       ? `peak ${bytesText(p.peak_bytes)} (${shareText(p.peak_bytes / D.plans[0].peak_bytes - 1)}), extra time ${shareText(p.extra_time, true)}, proved: at least ${shareText(p.bound_extra_time, true)}`
       : `peak ${bytesText(p.peak_bytes)}, nothing recomputed`;
-    at("budget-text").textContent = text;
+    at("budget-text").textContent = p.reserved_bytes ? `${text}; reserved on ${D.device} ${bytesText(p.reserved_bytes)}` : text;
     at("budget-text").dataset.bytes = p.peak_bytes;
     range.setAttribute("aria-valuetext", text);
   };
