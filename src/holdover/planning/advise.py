@@ -235,6 +235,8 @@ class _Adviser:
         peak = self.peak(plan, step)
         helps = peak < NO_HELP * self.need.peak_bytes
         parts = {name: n for name, n in plan.peak_parts.items() if n}
+        if peak > plan.predicted_peak_bytes:
+            parts["context and allocator"] = peak - plan.predicted_peak_bytes
         logits = loss_bytes(step.trace, choices)
         floor = Floor(
             peak, plan.extra_time, plan.peak_at, tuple(sorted(parts.items(), key=lambda p: -p[1])), logits, helps,
