@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(estimate, frontier, data, path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while it is open, this thread can run no event loop of its own
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
