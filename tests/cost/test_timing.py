@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(timing, "_clock", lambda device: lambda: made.now)
+    monkeypatch.setattr(timing, "clock_for", lambda device: lambda: made.now)
     monkeypatch.setattr(timing, "_clock_seconds", lambda clock: 0.0)
     monkeypatch.setattr(timing, "_FLUSH_BYTES", 1024)
     timing._flush_buffer.cache_clear()
@@ -73,4 +73,4 @@ def test_of_two_timings_the_undisturbed_one_counts() -> None:
 
 def test_waiting_does_not_count_on_one_thread() -> None:
     assert torch.get_num_threads() == 1
-    assert timing._clock(CPU) is __import__("time").thread_time
+    assert timing.clock_for(CPU) is __import__("time").thread_time

@@ -67,7 +67,7 @@ def _timing(runs: list[float], place: int) -> Timing:
 def _once(call: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
         return _event_seconds(call, device)
-    clock = _clock(device)
+    clock = clock_for(device)
     start = clock()
     result = call()
     seconds = clock() - start
@@ -89,7 +89,7 @@ def _event_seconds(call: Callable[[], Any], device: torch.device) -> float:
     return max(milliseconds / 1e3, 1e-9)
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def clock_for(device: torch.device) -> Callable[[], float]:
     """This thread's processor time where all work is done in it, so that waiting for other programs does not count."""
     return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
