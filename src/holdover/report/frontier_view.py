@@ -40,7 +40,7 @@ def frontier_view(frontier: Frontier) -> Group:
             format_share(plan.bound_extra_time),
             format_share(plan.gap),
             f"{len(plan.choices)}" + ("n" if plan.nested else ""),
-            changes(before, plan) if before is not None else "nothing is recomputed",
+            changes(before, plan) if before is not None else _first(plan),
         )
         before = plan
     notes = [
@@ -51,6 +51,12 @@ def frontier_view(frontier: Frontier) -> Group:
         + ("; n: nested, some ops run more than once" if any(p.nested for p in frontier.plans) else ""),
     ]
     return Group(head, table, *(Text(note, style="dim") for note in notes))
+
+
+def _first(plan: Plan) -> str:
+    """A plan that takes no time may still run something again, where the model of times calls it free."""
+    number = len(plan.choices)
+    return f"{number} op{'s' * (number > 1)} at no cost" if number else "nothing is recomputed"
 
 
 def changes(before: Plan, after: Plan) -> str:
