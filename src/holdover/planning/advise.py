@@ -257,7 +257,7 @@ class _Adviser:
             return "it stands where the logits and their gradients are, which no plan for the model can drop"
         if 2 * held > plan.predicted_peak_bytes:
             return "weights, gradients and optimizer state are most of it, and recomputation touches none of them"
-        return "the backward of one layer needs what is left at once"
+        return "what is left is what one layer needs at once"
 
     def halved(self, peak: int) -> Lever | None:
         """The lever that is recorded rather than modelled: half the batch at a time."""
