@@ -19,7 +19,7 @@ from holdover.planning.bound import Bound
 from holdover.planning.describe import described
 from holdover.planning.on_card import CardBudget
 from holdover.planning.plan import Plan
-from holdover.planning.search import Candidate, Search
+from holdover.planning.search import CLOSE, Candidate, Search
 from holdover.trace.graph import Trace
 from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
@@ -27,6 +27,9 @@ from holdover.units import format_bytes, parse_budget
 
 BUDGETS = 24
 """Budgets that are solved for; between them lie the breakpoints that were met on the way."""
+
+MOMENTS, TIGHT = 40, 3
+"""Moments that the bound looks at before it gets slow, and how many of them a point may add."""
 
 WORTH_PEAK, WORTH_TIME = 0.002, 0.0005
 """A breakpoint is left out if its neighbour is lower by less than this share of the peak, or dearer by less than this
@@ -151,11 +154,15 @@ def frontier_of(
     search, floor = lowest_of(search, problem, with_loss=with_loss)
     search.seconds = each
     sweep(search, bound, floor, plain)
-    points = thinned(pareto([*search.judged(), plain]), problem.step_seconds)
+    lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]
+    points = thinned([plain, *pareto(lower)], problem.step_seconds)
     plans = []
     least = 0.0
     for point in points:
-        least = max(least, bound.seconds(point.peak_bytes, moments=search.tight(point), time_limit=each))
+        least = max(least, bound.seconds(point.peak_bytes, time_limit=each))
+        if point.seconds > least + CLOSE * problem.step_seconds and len(bound.memory) < MOMENTS:
+            tight = search.tight(point)[:TIGHT]
+            least = max(least, bound.seconds(point.peak_bytes, moments=tight, time_limit=each))
         within = search if point.recorded else Search(problem, workspace, search.everywhere)
         plan = described(
             within, point, plain, floor, point.peak_bytes, least, priced=priced, precision=precision, unknown=unknown

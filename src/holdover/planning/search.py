@@ -34,6 +34,9 @@ PAIRS_UP_TO = 40
 ROUNDS, PROMISING = 3, 3
 """How often a partition's model is built again near its last solution, and for how many partitions."""
 
+USUAL = 12
+"""Ways of cutting of which the usual plan is looked at."""
+
 NEARLY = 1.08
 """A plan that is over the budget by no more than this may be changed until it fits."""
 
@@ -124,6 +127,13 @@ class Search:
             self._parts = partitions(self.problem)
         return self._parts
 
+    def usual(self) -> Iterator[frozenset[int]]:
+        """What whole-block activation checkpointing would do: all is dropped but what crosses from stage to stage."""
+        whole = frozenset(self.problem.eligible)
+        yield whole
+        for part in self.parts()[:USUAL]:
+            yield whole - {o for o in whole if any(part[c] != part[o] for c in self.problem.readers_of(o))}
+
     def model(self, part: Mapping[int, int], near: Candidate | None = None) -> milp.Model:
         tied = classes_of(self.problem, part) if len(self.problem.eligible) > TIE_ABOVE else None
         return milp.build_model(self.problem, part, tied, near.recorded if near is not None else None)
@@ -134,7 +144,7 @@ class Search:
         A `quick` look at a large problem asks the dynamic programme alone.
         """
         until = time.monotonic() + self.seconds / 2
-        best = min(self.judge(()), self.judge(self.problem.eligible), key=lambda c: (c.peak_bytes, c.seconds))
+        best = min(self.judge(()), *map(self.judge, self.usual()), key=lambda c: (c.peak_bytes, c.seconds))
         if quick and len(self.problem.eligible) > TIE_ABOVE:
             return self.deepest(best, time.monotonic())
         for part in self.parts():
