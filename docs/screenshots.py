@@ -102,7 +102,7 @@ def main(names: list[str]) -> None:
         for model in dict.fromkeys(p.model for p in chosen):
             report = Path(folder) / f"{model}.html"
             command = [sys.executable, "-m", "holdover", "report", f"{__file__}:{model}", "-o", str(report)]
-            subprocess.run([*command, *OPTIONS.get(model, ()), "--budget", "60%", "--time-limit", "20"], check=True)
+            subprocess.run([*command, *OPTIONS.get(model, ()), "--time-limit", "20"], check=True)
             print(f"{report.name}: {report.stat().st_size:,} bytes")
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for picture in chosen:

@@ -20,6 +20,7 @@ from holdover.memory.simulate import CATEGORIES, Choices
 from holdover.planning.api import priced_problem
 from holdover.planning.choices import choices_of
 from holdover.planning.plan import Plan
+from holdover.planning.problem import Problem
 from holdover.report.html.held import KEEP, PACKED, REASONS, RECOMPUTE, Held, held_values, reasons_of, state_of
 from holdover.report.html.moments import Run, Shown, Watched, runs_of, shown_step, tops, watch, watch_planned
 from holdover.report.html.policies import policies_of
@@ -76,7 +77,8 @@ def page_data(
     runs = runs_of(shown)
     plain = watch(shown, workspace)
     rows = held_values(shown)
-    cost, seconds, step_seconds = _costs(shown, workspace, plans, card) if plans else ({}, [], 0.0)
+    problem, seconds = _priced(shown, workspace, plans, card) if plans else (None, [])
+    cost = problem.cost if problem else {}
     at_peak = _at_highest(plain)
     storages = _listed(shown, plain)
     number = {s: i for i, s in enumerate(storages)}
@@ -102,7 +104,7 @@ def page_data(
         "storages": _storages_data(shown, plain, storages, strings, modules),
         "held": _held_data(rows, shown, number, cost, strings),
         "plain": _watched_data(plain, runs, shown, number, {}),
-        "step_seconds": step_seconds,
+        "step_seconds": problem.step_seconds if problem else 0.0,
         "priced": plans[0].priced if plans else "",
         "plans": [],
         "policies": [],
@@ -119,16 +121,16 @@ def page_data(
             "reasons": [list(REASONS).index(r) for r in reasons_of(rows, shown, choices, at_peak, cost)],
             "modules": _plan_modules(plan, rows, shown, choices, seen, cost, modules),
         })  # fmt: skip
-    if plans:
-        data["policies"] = [vars(p) for p in policies_of(shown, workspace, cost, step_seconds)]
+    if problem is not None:
+        data["policies"] = [vars(p) for p in policies_of(shown, workspace, problem)]
     data["strings"] = list(strings.numbers)
     return data
 
 
-def _costs(
+def _priced(
     shown: Shown, workspace: Mapping[int, int], plans: Sequence[Plan], card: Card | None
-) -> tuple[Mapping[int, float], list[float], float]:
-    """Seconds of a replay by op that may be replayed; seconds of each shown op's kernel; the step's own seconds."""
+) -> tuple[Problem, list[float]]:
+    """The planning problem with its prices, and seconds of each shown op's kernel."""
     trace = shown.trace
     problem, _ = priced_problem(trace, workspace, with_loss=any(p.with_loss for p in plans), card=card)
     if card is not None:
@@ -136,7 +138,7 @@ def _costs(
     else:
         device = trace.storages[0].device if trace.storages else "cpu"
         prices = price(trace.signatures, device=device, replayed=())
-    return problem.cost, [prices[trace.ops[n].signature].seconds for n in shown.ops], problem.step_seconds
+    return problem, [prices[trace.ops[n].signature].seconds for n in shown.ops]
 
 
 def _at_highest(plain: Watched) -> frozenset[int]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdover.memory.simulate import Choices, phase_peaks, simulate
-from holdover.planning.problem import candidates, replayed_part
+from holdover.planning.problem import Problem, candidates, replayed_part
 from holdover.report.html.moments import Shown
 from holdover.report.tables import layer_name
 from holdover.trace.graph import Phase, Trace
@@ -28,16 +28,11 @@ class Policy:
     extra_time: float
 
 
-def policies_of(
-    shown: Shown, workspace: Mapping[int, int], cost: Mapping[int, float], step_seconds: float
-) -> list[Policy]:
+def policies_of(shown: Shown, workspace: Mapping[int, int], problem: Problem) -> list[Policy]:
     """Whole blocks, every second block, and selective, where the model has blocks that repeat.
 
-    A block is modelled as recomputing all of its ops whose results stay inside it; results that leave it are kept.
-
-    Args:
-        cost: seconds of one replay, by op of the trace.
-        step_seconds: what `extra_time` is a fraction of.
+    A block is modelled as recomputing all of its ops whose results stay inside it; results that leave it are kept. The
+    prices are those of plans, what following one costs around its ops included.
     """
     trace = shown.trace
     blocks = block_ops(trace)
@@ -53,8 +48,10 @@ def policies_of(
 
     def policy(name: str, about: str, ops: frozenset[int]) -> Policy:
         timeline = simulate(part, Choices(ops), workspace, detail=False)
-        seconds = sum(cost.get(o, 0.0) * n for o, n in timeline.replays.items())
-        return Policy(name, about, max(timeline.peak_bytes, others), seconds / max(step_seconds, 1e-12))
+        seconds = sum(problem.cost.get(o, 0.0) * n for o, n in timeline.replays.items())
+        if problem.standing is not None:
+            seconds += problem.standing.seconds(ops)
+        return Policy(name, about, max(timeline.peak_bytes, others), seconds / max(problem.step_seconds, 1e-12))
 
     return [
         policy("every block", f"activation checkpointing of each of {len(names)} blocks", inside),
