@@ -113,3 +113,11 @@ def test_a_chain_knows_the_time_of_its_plans() -> None:
         found = search.judge(*chain.plan(m))
         assert found.seconds == pytest.approx(chain.table[0, last][m])
         assert found.peak_bytes <= chain.least + m * chain.slot + 2 * max(s.cut_bytes for s in chain.stages)
+
+
+def test_a_step_that_nothing_lowers_has_the_plain_plan_alone() -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    frontier = holdover.frontier(model, (torch.ones(4, 16),), optimizer="adamw")
+    assert [p.choices for p in frontier.plans] == [()]
+    assert frontier.floor_bytes == frontier.unplanned_peak_bytes
+    assert "100.0 %" in str(frontier)

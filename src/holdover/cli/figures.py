@@ -83,7 +83,7 @@ def draw_recorded(out: Path, shape: Shape, batches: tuple[int, ...], time_limit:
         frontier = frontier_of(trace, precision=step.precision, time_limit=time_limit, card=step.card)
     workspace, _ = workspaces(trace)
     problem, _ = priced_problem(trace, workspace, with_loss=False, card=step.card)
-    policies = policies_of(shown_step(trace), workspace, problem.cost, problem.step_seconds)
+    policies = policies_of(shown_step(trace), workspace, problem)
     for kind in KINDS:
         told = f"{about}, batch {batches[-1]}, bf16-mixed, AdamW; times modelled for {CARD}"
         draw_strategies(frontier, policies, out / f"strategies.{kind}", about=told)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +147,7 @@ def frontier_of(
     workspace, unknown = workspaces(trace)
     problem, priced = priced_problem(trace, workspace, with_loss=with_loss, card=card)
     bound = Bound(problem)
+    until = time.monotonic() + time_limit
     each = time_limit / (BUDGETS + 8)
     search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
     plain = search.judge(())
@@ -153,14 +156,15 @@ def frontier_of(
         account.limit(search, plain)
     search, floor = lowest_of(search, problem, with_loss=with_loss)
     search.seconds = each
-    sweep(search, bound, floor, plain)
+    sweep(search, bound, floor, plain, until)
     lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]
     points = thinned([plain, *pareto(lower)], problem.step_seconds)
     plans = []
     least = 0.0
     for point in points:
-        least = max(least, bound.seconds(point.peak_bytes, time_limit=each))
-        if point.seconds > least + CLOSE * problem.step_seconds and len(bound.memory) < MOMENTS:
+        left = max(until - time.monotonic(), each / 4)  # what is proved may take a little more than the limit
+        least = max(least, bound.seconds(point.peak_bytes, time_limit=min(left, each)))
+        if left > each and point.seconds > least + CLOSE * problem.step_seconds and len(bound.memory) < MOMENTS:
             tight = search.tight(point)[:TIGHT]
             least = max(least, bound.seconds(point.peak_bytes, moments=tight, time_limit=each))
         within = search if point.recorded else Search(problem, workspace, search.everywhere)
@@ -171,13 +175,15 @@ def frontier_of(
     return Frontier(tuple(plans))
 
 
-def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate) -> None:
-    """Solve for budgets from the floor to the plain peak; the candidates stay in the search."""
+def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate, until: float) -> None:
+    """Solve for budgets between the floor and the plain peak, coarse steps first; the candidates stay in the search."""
     room = plain.peak_bytes - floor.peak_bytes
-    best = floor
-    for k in range(BUDGETS if room else 0):
+    steps = [k for odd in (16, 8, 4, 2, 1) for k in range(odd, BUDGETS, 2 * odd)]
+    for k in steps if room else ():
+        if time.monotonic() > until:
+            break
         budget = floor.peak_bytes + room * k // BUDGETS
-        best = search.cheapest(budget, best, bound.seconds(budget, time_limit=search.seconds))
+        search.cheapest(budget, floor, bound.seconds(budget, time_limit=search.seconds))
 
 
 def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -192,7 +198,7 @@ def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
 def thinned(points: Sequence[Candidate], step_seconds: float) -> list[Candidate]:
     """Without points that are hardly lower than the one before, or hardly cheaper than the one after."""
     kept = list(points[:1])
-    for point, following in zip(points[1:], [*points[2:], None], strict=True):
+    for point, following in itertools.zip_longest(points[1:], points[2:]):
         lower = kept[-1].peak_bytes - point.peak_bytes >= WORTH_PEAK * kept[-1].peak_bytes
         cheaper = following is None or following.seconds - point.seconds >= WORTH_TIME * step_seconds
         if following is None or (lower and cheaper):
