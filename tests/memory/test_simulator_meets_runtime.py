@@ -175,3 +175,26 @@ def test_backward_formulas_that_write_into_zeros(function: Any) -> None:
     assert simulated(record(model, (x,), corrections=true_outputs)).peak_bytes == pytest.approx(
         measured(model, x), abs=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_cells_whose_parts_count_versions_apart(cell: Any) -> None:
+    """The CPU's GRU writes in place to parts of one tensor that do not share a version counter: those are kept."""
+
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = cell(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state: Any = None
+            for t in range(x.shape[1]):
+                state = self.cell(x[:, t], state)
+            return state[0] if isinstance(state, tuple) else state
+
+    model, x = Unrolled(), torch.randn(64, 6, 32)
+    trace = record(model, (x,), corrections=true_outputs)
+    _, eligible = candidates(trace, with_loss=False)
+    planned = simulated(trace, Choices(frozenset(eligible))).peak_bytes
+    install(model, script(trace, eligible))
+    assert measured(model, x) == pytest.approx(planned, abs=2 * TOLERANCE)

@@ -121,3 +121,23 @@ def test_a_step_that_nothing_lowers_has_the_plain_plan_alone() -> None:
     assert [p.choices for p in frontier.plans] == [()]
     assert frontier.floor_bytes == frontier.unplanned_peak_bytes
     assert "100.0 %" in str(frontier)
+
+
+class Thin(nn.Module):
+    """A chain without any valley: as many bytes cross everywhere, and the loss reads what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(60))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_chain_without_valleys_is_cut_too() -> None:
+    plan = holdover.plan(Thin(), (torch.randn(1024, 16),), budget="20%", time_limit=5)
+    assert plan.nested or plan.extra_time < 1
+    assert plan.predicted_peak_bytes <= 0.2 * plan.unplanned_peak_bytes
+    assert plan.floor_bytes < 0.15 * plan.unplanned_peak_bytes

@@ -25,7 +25,8 @@ def priced_here(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) 
     costs = price(trace.signatures, device=device, replayed=replayed)
     around = overheads(traffic_bytes(trace))
     problem = build(trace, {i: c.seconds for i, c in enumerate(costs)}, workspace, with_loss=with_loss)
-    problem.cost = {o: costs[trace.ops[o].signature].replay_seconds + around.recorded for o in problem.eligible}
+    recorded = max(around.recorded - around.watched, 0.0)  # every op of such a call is watched, recorded or not
+    problem.cost = {o: costs[trace.ops[o].signature].replay_seconds + recorded for o in problem.eligible}
     problem.step_seconds += around.plain * len(problem.positions)
     if device == "cpu":  # elsewhere Python runs ahead of the device, and only what is launched counts
         problem.standing = Standing(trace, around, with_loss=with_loss)

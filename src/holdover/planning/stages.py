@@ -74,6 +74,9 @@ def _valleys(problem: Problem, ops: list[int], crossing: np.ndarray) -> list[int
             runs[-1].append(i)
         else:
             runs.append([i])
+    for end in (0, -1):  # before the first value and after the last one that forward reads there is nothing to cut
+        while len(runs) > 1 and not crossing[runs[end][0]]:
+            runs.pop(end)
     valleys = []
     for k, run in enumerate(runs):
         left = crossing[runs[k - 1][0]] if k else np.inf

@@ -48,7 +48,7 @@ class Standing:
         if not ops:
             return 0.0
         loud = self.loud | {up for call in {self.trace.ops[o].call for o in ops} for up in ancestors(call, self.parent)}
-        watched = sum(self.ops_of[c] for c in loud) - len(ops)
+        watched = sum(self.ops_of[c] for c in loud)
         quiet = sum(self.children[c] for c in loud) - sum(self.parent[c] in loud for c in loud)
         return self.hooks_seconds + watched * self.overheads.watched + quiet * self.overheads.quiet_call
 
