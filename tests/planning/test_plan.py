@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,21 @@ def test_classes_hold_one_kind_of_op_each() -> None:
             op = subject.trace.ops[o]
             kinds.setdefault(key, set()).add((op.signature, op.index))
         assert all(len(k) == 1 for k in kinds.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"predicted_peak_bytes": "big"}, "predicted_peak_bytes is 'big', not a number"),
+        ({"extra_time": None}, "extra_time is None, not a number"),
+        ({"choices": {"model": [[0, "aten.add.Tensor", "foo"]]}}, "the action of aten.add.Tensor in 'model' is 'foo'"),
+        ({"choices": {"model": [[-7, "aten.add.Tensor", "recompute"]]}}, "stands at -7, stage 0, held from None"),
+        ({"choices": {"model": [[0, "aten.add.Tensor", "recompute", 3, 2]]}}, "stage 3, held from 2"),
+    ],
+    ids=["text for bytes", "no time", "action", "place", "stages"],
+)
+def test_a_broken_file_is_refused_with_what_is_broken(change: dict[str, object], said: str) -> None:
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(3)))
+    data = json.loads(holdover.plan(layers, (torch.ones(500, 8),), budget="min").to_json())
+    with pytest.raises(holdover.PlanError, match=re.escape(said)):
+        holdover.Plan.from_json(json.dumps(data | change))

@@ -16,6 +16,11 @@ from holdover.planning.inputs import PlannedShape
 
 SCHEMA_VERSION = 1
 RECOMPUTE, PACK = "recompute", "pack"
+NUMBERS = (
+    "predicted_peak_bytes", "unplanned_peak_bytes", "floor_bytes", "extra_time", "bound_extra_time", "step_seconds",
+    "saved_bytes", "unplanned_saved_bytes",
+)  # fmt: skip
+"""Fields of a plan that are always there, as numbers."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +221,21 @@ class Plan:
             data["regions"] = tuple(data.get("regions", ()))
             data["shapes"] = tuple(PlannedShape.from_dict(s) for s in data.get("shapes", ()))
             data["variants"] = tuple(cls._from_dict(v, name) for v in data.get("variants", ()))
-            return cls(**{k: v for k, v in data.items() if k in known})
+            plan = cls(**{k: v for k, v in data.items() if k in known})
+            plan._check()
+            return plan
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PlanError(f"{name} is not a whole plan: {error}. Plan again.") from None
+
+    def _check(self) -> None:
+        """Raise a ValueError for what a hand may have broken in a file, and what would otherwise fail in training."""
+        for name in (n for n in NUMBERS if not isinstance(getattr(self, n), (int, float))):
+            raise ValueError(f"{name} is {getattr(self, name)!r}, not a number")
+        for c in self.choices:
+            if c.action not in (RECOMPUTE, PACK):
+                raise ValueError(f"the action of {c.op} in {c.call!r} is {c.action!r}, not {RECOMPUTE!r} or {PACK!r}")
+            if c.index < 0 or c.stage < 0 or (c.held_from is not None and c.held_from < c.stage):
+                raise ValueError(f"{c.op} in {c.call!r} stands at {c.index}, stage {c.stage}, held from {c.held_from}")
 
     def __str__(self) -> str:
         from holdover.report.text import render_plan

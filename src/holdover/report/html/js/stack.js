@@ -11,7 +11,7 @@ function layersAt(sizes) {
   const scaling = D.scaling;
   if (!scaling) return D.layers;
   if (scaling.recorded) {
-    const found = scaling.recorded.find((r) => r.batch === sizes.batch && r.seq === sizes.seq) ?? scaling.recorded[0];
+    const found = scaling.recorded.find((r) => r.batch === sizes.batch && r.seq === sizes.seq) ?? scaling.recorded.find((r) => r.base) ?? scaling.recorded[0];
     return D.layers.map((l, i) => ({ ...l, saved_bytes: found.saved_bytes[i] }));
   }
   const batch = sizes.batch ?? 1, seq = sizes.seq ?? 1;
