@@ -41,15 +41,11 @@ def loss(logits):
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-# --8<-- [start:plan]
 for block in model.blocks:  # as with plain torch.compile: six equal blocks are compiled once or twice
     block.compile()
 
 plan = holdover.plan(model, (ids,), loss=loss, budget="50%", compiled="aot_eager")  # compiled=True for Inductor
 print(plan)
-# --8<-- [end:plan]
 
-# --8<-- [start:apply]
 holdover.apply_(model, plan)  # compiles the blocks again, by a backend that follows the plan
 loss(model(ids)).backward()
-# --8<-- [end:apply]

@@ -28,18 +28,13 @@ def loss(logits):
     return F.cross_entropy(logits, labels)
 
 
-# --8<-- [start:estimate]
 estimate = holdover.estimate(model, (images,), loss=loss, optimizer="adamw")
 print(estimate)
-# --8<-- [end:estimate]
 
-# --8<-- [start:plan]
 plan = holdover.plan(model, (images,), loss=loss, optimizer="adamw", budget="70%")
 print(plan)
 plan.save("plan.json")
-# --8<-- [end:plan]
 
-# --8<-- [start:apply]
 holdover.apply_(model, plan)  # in place; your training loop stays as it is
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
@@ -48,10 +43,7 @@ for _ in range(3):
     optimizer.zero_grad()
 print(holdover.inspect(model))
 holdover.remove_(model)
-# --8<-- [end:apply]
 
-# --8<-- [start:verify]
 result = holdover.verify(model, (images,), loss=loss, optimizer="adamw", plan=plan)
 print(result)
 assert result.holds
-# --8<-- [end:verify]
