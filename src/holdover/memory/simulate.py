@@ -18,6 +18,7 @@ RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """Size of the generator state that a recipe of a random op carries (torch 2.13)."""
 SMALL_PIN_BYTES = 1 << 12
 FOREVER = 1 << 30
+"""As `held_from`: whatever stage asks, a replayed result is held for its later readers."""
 
 
 @dataclass(frozen=True)

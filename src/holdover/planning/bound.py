@@ -132,7 +132,7 @@ class Bound:
         fixed = float(problem.running[t])
         columns: list[int] = []
         nbytes: list[float] = []
-        wanted: list[int] = []
+        wanted: dict[int, None] = {}  # in order
 
         def present(v: int) -> int:
             """The variable for v being there."""
@@ -152,7 +152,7 @@ class Bound:
                 elif need.program_end < t <= need.end:
                     self.rows.add([present(v), self.dropped[o]], [-1.0, -1.0], -1.0)
                 if not self._there(v, t) and any(a.first >= t for a in need.asks.values()):
-                    wanted.append(v)
+                    wanted[v] = None
         seen: set[int] = set()
         stack = list(wanted)
         while stack:

@@ -60,9 +60,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdover.errors import ReplayError
+from holdover.memory.simulate import FOREVER
 from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
 from holdover.recompute.random import Draw, default_generator
-from holdover.recompute.script import FOREVER
 
 if TYPE_CHECKING:
     from holdover.recompute.ledger import Ledger, Replay

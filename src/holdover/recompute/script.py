@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-FOREVER = 1 << 30
-"""As `held_from`: whatever stage asks, a replayed result is held for its later readers."""
+from holdover.memory.simulate import FOREVER
 
 
 class Entry(NamedTuple):
