@@ -22,7 +22,9 @@ def test_geometry_is_kept() -> None:
 def test_values_are_valid_for_any_op() -> None:
     table, ids = TensorSpec((10, 2), (2, 1), "float32", "cpu"), TensorSpec((5,), (1,), "int64", "cpu")
     op, args, kwargs = Arena(CPU).call(Signature("aten.embedding.default", (table, ids), ()))
-    assert torch.equal(op(*args, **kwargs), torch.full((5, 2), 0.5))
+    found = op(*args, **kwargs)
+    assert torch.equal(found, args[0][:1].expand(5, 2))  # indices are 0
+    assert 0.25 <= found.min() < found.max() <= 0.75
     mask = TensorSpec((5,), (1,), "bool", "cpu")
     assert Arena(CPU).call(Signature("aten.all.default", (mask,), ()))[1][0].all()
 
@@ -31,15 +33,16 @@ def test_arguments_of_one_call_do_not_share_memory() -> None:
     spec = TensorSpec((4,), (1,), "float32", "cpu")
     _, (lists,), _ = Arena(CPU).call(Signature("aten.cat.default", ((spec, spec),), ()))
     lists[0].fill_(7)
-    assert torch.equal(lists[1], torch.full((4,), 0.5))
+    assert lists[1].max() <= 0.75
 
 
 def test_what_an_op_wrote_is_put_back() -> None:
     arena, spec = Arena(CPU), TensorSpec((4,), (1,), "float32", "cpu")
     op, args, kwargs = arena.call(Signature("aten.zero_.default", (spec,), ()))
-    op(*args, **kwargs)
+    before = args[0].clone()
+    assert not op(*args, **kwargs).any()
     arena.restore(op, args, kwargs)
-    assert torch.equal(arena.call(Signature("aten.neg.default", (spec,), ()))[1][0], torch.full((4,), 0.5))
+    assert torch.equal(arena.call(Signature("aten.neg.default", (spec,), ()))[1][0], before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])

@@ -68,3 +68,47 @@ def test_a_call_that_writes_to_outside_things_is_never_quiet() -> None:
     trace = record(model, (torch.ones(2, 4),))
     quiet = quiet_calls(trace, [Choice("model/2", 0, "aten.gelu.default", "recompute")])
     assert quiet == ["model/0"]
+
+
+def test_a_call_that_writes_to_what_no_planned_op_reads_is_quiet() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.GELU())
+    trace = record(model, (torch.ones(2, 2, 3, 3),))
+    gelu = Choice("model/2", 0, "aten.gelu.default", "recompute")
+    assert quiet_calls(trace, [gelu]) == ["model/0", "model/1"]  # the running statistics are the batch norm's own
+    norm = next(op for op in trace.ops if op.name == "aten.native_batch_norm.default")
+    assert quiet_calls(trace, [Choice("model/1", norm.index, norm.name, "recompute")]) == ["model/0", "model/2"]
+
+
+class Counted(nn.Module):
+    """Scales by a counter that another module of the same model moves on."""
+
+    def __init__(self, count: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("count", count)
+        self.act = nn.Sigmoid()
+        self.move = MovesOn(count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.move(self.act(self.act(x) * self.count))
+
+
+class MovesOn(nn.Module):
+    """Writes to its buffer, and passes its argument on."""
+
+    def __init__(self, count: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("count", count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1.0)
+        return x * 2.0
+
+
+def test_a_call_that_writes_to_what_a_planned_op_reads_is_loud() -> None:
+    trace = record(Counted(torch.ones(5000)), (torch.ones(5000, requires_grad=True),))
+    product = next(op for op in trace.ops if op.name == "aten.mul.Tensor")
+    assert quiet_calls(trace, [Choice("model", product.index, product.name, "recompute")]) == [
+        "model/act", "model/act:1",
+    ]  # fmt: skip
+    act = next(c for c in trace.calls if c.key == "model/act:1")
+    assert "model/move" in quiet_calls(trace, [Choice(act.key, 0, "aten.sigmoid.default", "recompute")])

@@ -32,6 +32,7 @@ _RUNS = 3  # at least, the first one to warm up included
 _PROBE_SIZE = 768
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
 _TRIES = 3  # an op that is timed badly so often is one of varying time, and not timed again
+_COPIED_BYTES = 4 << 20
 _COLD_BYTES = 1 << 16  # fewer are read in no time
 _COLD_RATE = 4e9  # bytes per second; no memory is slower
 _COLD_SHARE = 0.05  # where cold caches cannot change an op's time by more, they are not tried
@@ -42,7 +43,7 @@ class OpCost:
     """What one run of an op takes.
 
     Attributes:
-        seconds: with its arguments at hand, as a step finds what it has just made.
+        seconds: with its arguments in the caches.
         source: whether that very op was timed, or modelled from others.
         cold_seconds: with its arguments out of the caches; None where that makes no difference.
         spread: how much longer its usual run took than the least, as a share.
@@ -57,6 +58,12 @@ class OpCost:
     def replay_seconds(self) -> float:
         """What a replay takes, which comes long after forward: with cold caches."""
         return self.seconds if self.cold_seconds is None else max(self.seconds, self.cold_seconds)
+
+    @property
+    def step_seconds(self) -> float:
+        """What it takes in a step, halfway between: an op reads what was just made beside what was not touched for
+        long, such as weights and, in backward, saved tensors."""
+        return (self.seconds + self.replay_seconds) / 2
 
 
 def price(
@@ -94,7 +101,8 @@ def price(
     chilled = bench.run("cold", again, _TOTAL_COLD_SECONDS)
     bench.store.save()
     code = cold_code_seconds(device) if chilled else 0.0
-    for i in set(range(len(signatures))) - set(real):
+    real_numbers = set(real)
+    for i in set(range(len(signatures))) - real_numbers:
         seconds[i] = launch
     model = _Model([(signatures[i].name, work[i], s) for i, s in seconds.items()], target)
     per_byte = _cold_per_byte(signatures, work, {i: chilled[i].seconds - code - seconds[i] for i in chilled})
@@ -107,7 +115,7 @@ def price(
         cold_seconds = None
         if i in chilled:
             cold_seconds = chilled[i].seconds - code
-        elif i in again:
+        elif i in real_numbers and _matters(work[i], seconds[i]):
             cold_seconds = seconds[i] + per_byte(signature.name) * work[i].nbytes
         spread = max((t[i].spread for t in (timings, chilled) if i in t), default=0.0)
         costs.append(OpCost(seconds[i], "measured", cold_seconds, spread))
@@ -188,6 +196,14 @@ def launch_seconds(device: str) -> float:
     x = torch.empty(8, device=device)
     with bare_kernels():
         return warm(lambda: torch.ops.aten.view.default(x, (8,)), torch.device(device)).seconds
+
+
+@functools.cache
+def copy_seconds_per_byte(device: str) -> float:
+    """Seconds per byte that is copied to new memory, with cold caches."""
+    x, target = torch.ones(_COPIED_BYTES // 4, device=device), torch.device(device)
+    with bare_kernels():
+        return cold(functools.partial(torch.ops.aten.clone.default, x), target).seconds / _COPIED_BYTES
 
 
 @functools.cache

@@ -38,6 +38,11 @@ def modelled(signatures: Sequence[Signature], card: Card) -> list[OpCost]:
     return [OpCost(_seconds(signature, card), "modelled") for signature in signatures]
 
 
+def copy_seconds_per_byte(card: Card) -> float:
+    """Seconds per byte that is copied on the card: read once and written once."""
+    return 2 / (card.bandwidth * EFFICIENCY["pointwise"].nbytes)
+
+
 def _seconds(signature: Signature, card: Card) -> float:
     if is_view_or_factory(signature.name):
         return 0.0  # a view runs nothing on the card, and memory is handed out without touching it

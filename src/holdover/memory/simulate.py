@@ -64,6 +64,9 @@ class Timeline:
     extra_at_peak: list[Extra]
     workspace_at_peak: int
     replays: dict[int, int]  # op -> how often it was replayed
+    copied_bytes: int = (
+        0  # by copy on write in forward, and by in-place ops whose old content others want (rules 5, 13)
+    )
 
     @property
     def peak_bytes(self) -> int:
@@ -156,6 +159,7 @@ class _Walk:
         self.stop = -1
         self.snapshot: tuple[dict[int, int], list[Extra], int] | None = None
         self.replays: dict[int, int] = defaultdict(int)
+        self.copied_bytes = 0
         for v in trace.values:
             if v.maker < 0 and v.version == 0:
                 self.content[v.storage] = v.id
@@ -304,6 +308,7 @@ class _Walk:
 
     def copy_on_write(self, storage: int, pins: list[list[int]], value: int) -> None:
         clone = self.extra(self.sizes[storage], Category.ACTIVATION, value)
+        self.copied_bytes += self.sizes[storage]
         for pin in pins:
             self.hold(clone)
             self.free(storage)
@@ -470,6 +475,7 @@ class _Walk:
         for _, value in recipe.inputs:
             readers[value] -= 1
         taken: dict[int, int] = {}
+        rewritten = {after for before, after in op.writes if before >= 0}
         for before, after in op.writes:
             own = lasting and not recipe.replayed and recipe.wanted > 0
             unwanted = before in passing or self.wants[before] <= own
@@ -486,6 +492,8 @@ class _Walk:
             else:
                 self.hold(storage)
                 self.copies[v] = storage
+            if v in rewritten and v not in taken:
+                self.copied_bytes += self.sizes[storage]
         if lasting and not recipe.replayed:
             recipe.replayed = True
             if recipe.wanted:
@@ -494,7 +502,10 @@ class _Walk:
 
     def timeline(self, first: _Walk) -> Timeline:
         live, extras, spare = self.snapshot or ({}, [], 0)
-        return Timeline(first.live_bytes, first.category_bytes, first.peak_op, live, extras, spare, dict(first.replays))
+        return Timeline(
+            first.live_bytes, first.category_bytes, first.peak_op, live, extras, spare, dict(first.replays),
+            first.copied_bytes,
+        )  # fmt: skip
 
 
 def phase_peaks(trace: Trace, timeline: Timeline) -> dict[tuple[int, Phase], int]:

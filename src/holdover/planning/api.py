@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from holdover.cost.devices import Card
-from holdover.cost.roofline import modelled
+from holdover.cost.roofline import copy_seconds_per_byte, modelled
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.on_card import place_of
@@ -187,7 +187,9 @@ def priced_problem(
     """The problem with each op's cost on this machine, or on a card that is not here, and how the costs came about."""
     if card is not None:
         seconds = {i: c.seconds for i, c in enumerate(modelled(trace.signatures, card))}
-        return build(trace, seconds, workspace, with_loss=with_loss), f"modelled for {card.name} from FLOPs and bytes"
+        problem = build(trace, seconds, workspace, with_loss=with_loss)
+        problem.copy_seconds = copy_seconds_per_byte(card)
+        return problem, f"modelled for {card.name} from FLOPs and bytes"
     return priced_here(trace, workspace, with_loss=with_loss)
 
 

@@ -12,7 +12,7 @@ from holdover.memory.simulate import Timeline
 from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
 from holdover.planning.problem import Problem
 from holdover.planning.search import Candidate, Search
-from holdover.planning.standing import ancestors, loud_calls
+from holdover.planning.standing import loud_calls, writing_calls
 from holdover.trace.graph import Category, Trace
 from holdover.units import format_bytes, format_share
 
@@ -107,8 +107,8 @@ def _modules(
 
 
 def quiet_calls(trace: Trace, choices: list[Choice]) -> list[str]:
-    """Largest calls that the plan leaves alone and that write in place to nothing made outside them."""
-    busy = {c.call for c in choices}
-    parent = {c.id: c.parent for c in trace.calls}
-    loud = loud_calls(trace) | {up for c in trace.calls if c.key in busy for up in ancestors(c.id, parent)}
+    """Largest calls that the plan leaves alone and that write to nothing from outside them which it reads or makes."""
+    places = {(c.call, c.index) for c in choices}
+    planned = [op.id for op in trace.ops if (trace.calls[op.call].key, op.index) in places]
+    loud = loud_calls(trace, planned, writing_calls(trace))
     return [c.key for c in trace.calls if c.id not in loud and c.parent in loud]

@@ -256,7 +256,7 @@ class _Explainer:
         pack = {v: n for v, n in base.pack.items() if v not in made}
         before = self.simulated(base)
         after = self.simulated(Choices(recompute, pack, self.with_loss, base.stages))
-        seconds = self.seconds(after) - self.seconds(before)
+        seconds = self.problem.replay_seconds(after) - self.problem.replay_seconds(before)
         dropped = sum(any(v in self.saved for v in self.trace.ops[o].outputs) for o in chosen)
         replays = sum(n for o, n in after.replays.items() if o in self.problem.positions)
         share = seconds / max(self.problem.step_seconds, 1e-12)
@@ -266,10 +266,6 @@ class _Explainer:
         if choices is NOTHING:
             return self.plain
         return simulate(self.trace, choices, self.workspace, detail=False)
-
-    def seconds(self, timeline: Timeline) -> float:
-        cost = self.problem.cost
-        return sum(cost[o] * n for o, n in timeline.replays.items() if o in cost and o in self.problem.positions)
 
     def twins(self, op: int) -> list[int]:
         """The same op of all modules that are called alike but for a number in their names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdover.cost.flops import work_of
-from holdover.cost.measured import OpCost, price
+from holdover.cost.measured import OpCost, copy_seconds_per_byte, price
 from holdover.cost.overheads import overheads
 from holdover.cost.timing import POOR_SPREAD
 from holdover.measuring.arguments import is_view_or_factory
@@ -24,9 +24,10 @@ def priced_here(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) 
     replayed = {op.signature for op in trace.ops if op.phase in (Phase.FORWARD, Phase.LOSS) and not op.keep}
     costs = price(trace.signatures, device=device, replayed=replayed)
     around = overheads(traffic_bytes(trace))
-    problem = build(trace, {i: c.seconds for i, c in enumerate(costs)}, workspace, with_loss=with_loss)
+    problem = build(trace, {i: c.step_seconds for i, c in enumerate(costs)}, workspace, with_loss=with_loss)
     recorded = max(around.recorded - around.watched, 0.0)  # every op of such a call is watched, recorded or not
     problem.cost = {o: costs[trace.ops[o].signature].replay_seconds + recorded for o in problem.eligible}
+    problem.copy_seconds = copy_seconds_per_byte(device)
     problem.step_seconds += around.plain * len(problem.positions)
     if device == "cpu":  # elsewhere Python runs ahead of the device, and only what is launched counts
         problem.standing = Standing(trace, around, with_loss=with_loss)

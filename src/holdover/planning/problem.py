@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from holdover.memory.simulate import reachable_events
+from holdover.memory.simulate import Timeline, reachable_events
 from holdover.planning.standing import Standing
 from holdover.trace.graph import Category, Event, Phase, Trace
 
@@ -64,6 +64,7 @@ class Problem:
         readers: value -> eligible ops that read it.
         backward_start: position of the first op of backward.
         standing: what a plan pays beside its replays; None for nothing.
+        copy_seconds: per byte that is copied because an op is about to write over what a recipe or a reader needs.
     """
 
     trace: Trace
@@ -80,6 +81,12 @@ class Problem:
     passes: tuple[int, ...] = ()  # runs of autograd's engine that ask for anything
     with_loss: bool = False
     standing: Standing | None = None
+    copy_seconds: float = 0.0
+
+    def replay_seconds(self, timeline: Timeline) -> float:
+        """What a simulated plan's replays take, and the copies that make them possible."""
+        replayed = sum(self.cost[o] * n for o, n in timeline.replays.items() if o in self.cost)
+        return replayed + self.copy_seconds * timeline.copied_bytes
 
     def readers_of(self, op: int) -> Iterable[int]:
         """The eligible ops that read what `op` makes."""

@@ -91,7 +91,7 @@ class Search:
         if key not in self._seen:
             draft = Candidate(ops, 0, 0.0, nested)
             timeline = simulate(self.part, self.choices(draft), self.workspace, detail=False)
-            seconds = sum(self.problem.cost[o] * n for o, n in timeline.replays.items())
+            seconds = self.problem.replay_seconds(timeline)
             if self.problem.standing is not None:
                 seconds += self.problem.standing.seconds(ops)
             self._seen[key] = replace(

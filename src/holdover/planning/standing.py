@@ -1,7 +1,8 @@
 """What following a plan costs beside its replays: Python that looks at each op and each saved tensor of forward.
 
-It is paid as soon as anything is planned. Calls that the plan leaves alone wholly ("quiet") run without the dispatch
-mode, so that what is planned where matters; the hooks on saved tensors are there everywhere.
+It is paid as soon as anything is planned. Calls that the plan leaves alone wholly ("quiet"), and that write to nothing
+which it reads, run without the dispatch mode, so that what is planned where matters; the hooks on saved tensors are
+there everywhere.
 """
 
 from __future__ import annotations
@@ -33,38 +34,56 @@ class Standing:
         self.children: dict[int, int] = defaultdict(int)
         for call in self.present:
             self.children[self.parent[call]] += 1
-        self.loud = loud_calls(trace) & self.present
+        self.writers = writing_calls(trace)
         hooked = sum(trace.ops[slot.op].step == step and slot.call in inside for slot in trace.slots if slot.op >= 0)
         self.hooks_seconds = hooked * overheads.hooked
 
     @property
     def least(self) -> float:
-        """What every plan pays: one that plans nothing outside the calls that can never be quiet."""
-        return self.hooks_seconds + self.overheads.watched * sum(self.ops_of[c] for c in self.loud)
+        """What every plan pays: one that plans nothing but what lies outside of all modules."""
+        always = loud_calls(self.trace, (), self.writers) & self.present
+        return self.hooks_seconds + self.overheads.watched * sum(self.ops_of[c] for c in always)
 
     def seconds(self, recorded: Iterable[int]) -> float:
         """What a plan that drops the results of these ops pays; nothing where it drops none."""
         ops = [o for o in recorded if self.trace.ops[o].call in self.present]
         if not ops:
             return 0.0
-        loud = self.loud | {up for call in {self.trace.ops[o].call for o in ops} for up in ancestors(call, self.parent)}
+        loud = loud_calls(self.trace, ops, self.writers) & self.present
         watched = sum(self.ops_of[c] for c in loud)
         quiet = sum(self.children[c] for c in loud) - sum(self.parent[c] in loud for c in loud)
         return self.hooks_seconds + watched * self.overheads.watched + quiet * self.overheads.quiet_call
 
 
-def loud_calls(trace: Trace) -> set[int]:
-    """Calls that are never quiet: the code outside the model, what writes to things made outside it, and all around."""
+def writing_calls(trace: Trace) -> dict[int, set[int]]:
+    """The calls that write to each storage although it was made outside them, by storage."""
     parent = {c.id: c.parent for c in trace.calls}
     made_by = {v.storage: v.maker for v in trace.values if v.version == 0}
-    loud = {c.id for c in trace.calls if c.key == OUTSIDE}
+    writers: dict[int, set[int]] = defaultdict(set)
     for op in trace.ops:
-        if op.index < 0 or not op.writes:
+        if op.index < 0:
             continue
         for _, after in op.writes:
-            maker = made_by[trace.values[after].storage]
+            storage = trace.values[after].storage
+            maker = made_by[storage]
             around = set(ancestors(trace.ops[maker].call if maker >= 0 else 0, parent))
-            loud.update(call for call in ancestors(op.call, parent) if call not in around)
+            writers[storage].update(call for call in ancestors(op.call, parent) if call not in around)
+    return writers
+
+
+def loud_calls(trace: Trace, planned: Iterable[int], writers: Mapping[int, set[int]]) -> set[int]:
+    """Calls in which the dispatch mode has to be on under a plan for the ops `planned`.
+
+    Those of the planned ops; those that write to what a planned op reads or makes, since its recipe must be told; the
+    code outside the model; and all around these. `writers` is what `writing_calls` says.
+    """
+    parent = {c.id: c.parent for c in trace.calls}
+    loud = {c.id for c in trace.calls if c.key == OUTSIDE}
+    for o in planned:
+        op = trace.ops[o]
+        loud.add(op.call)
+        for v in (*op.inputs, *op.outputs):
+            loud |= writers.get(trace.values[v].storage, set())
     return {up for call in loud for up in ancestors(call, parent)}
 
 
