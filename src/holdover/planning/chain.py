@@ -93,8 +93,9 @@ class Chain:
                 menus[kind] = list(self._menu(stage))
             stage.menu = [replace(o, kept=frozenset(stage.ops[n] for n in o.kept)) for o in menus[kind]]
         self.slots, self.slot = min(FINEST, WORK // len(self.stages)), 0.0
-        self.table: dict[tuple[int, int], np.ndarray] = {}
-        self.ways: dict[tuple[int, int], np.ndarray] = {}
+        # By i, j and m: C, the way it is reached, and C(i, j, m - bytes of the cut before i).
+        self.table = self.behind = np.empty((0, 0, 0))
+        self.ways = np.empty((0, 0, 0), dtype=np.int16)
 
     # -- the stages -----------------------------------------------------------------------------------------------
 
@@ -237,13 +238,19 @@ class Chain:
             return
         self.slot = max(room_bytes, 1.0) / self.slots
         self.room = np.arange(self.slots + 1)
-        for i in range(len(self.stages) - 1, -1, -1):
-            for j in range(i, len(self.stages)):
+        number = len(self.stages)
+        shape = (number, number, self.slots + 1)
+        self.table, self.behind = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.ways = np.zeros(shape, dtype=np.int16)
+        for i in range(number - 1, -1, -1):
+            for j in range(i, number):
                 if i == j:
                     fits = self.room >= self._slots(self.stages[i].working_bytes)
-                    self.table[i, i] = np.where(fits, self.stages[i].replay, np.inf)
+                    self.table[i, i, fits] = self.stages[i].replay
                 else:
-                    self.table[i, j], self.ways[i, j] = self._best(i, j)
+                    self._best(i, j)
+                if i:
+                    self.behind[i, j] = self._shifted(i, j, self.stages[i - 1].cut_bytes)
 
     def _slots(self, nbytes: float) -> int:
         return min(int(np.ceil(nbytes / self.slot)), self.slots + 1)
@@ -251,28 +258,25 @@ class Chain:
     def _shifted(self, i: int, j: int, nbytes: float) -> np.ndarray:
         """C(i, j, m - nbytes) for all m."""
         n = self._slots(nbytes)
-        return np.concatenate([np.full(n, np.inf), self.table[i, j][: self.slots + 1 - n]])
+        return np.concatenate([np.full(n, np.inf), self.table[i, j, : self.slots + 1 - n]])
 
-    def _best(self, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
+    def _best(self, i: int, j: int) -> None:
         """The least time for all m, and which way: the entry of the menu, or ~p for cut p."""
         stage = self.stages[i]
         whole = j == len(self.stages) - 1  # made by forward, which is paid for anyway
-        best = np.full(self.slots + 1, np.inf)
-        way = np.zeros(self.slots + 1, dtype=int)
+        best, way = self.table[i, j], self.ways[i, j]
         fits = self.room >= self._slots(stage.working_bytes)
-        passage = 0.0 if whole else stage.passage
         for k, option in enumerate(stage.menu):
             then = self._shifted(i + 1, j, option.nbytes + stage.cut_bytes)
-            values = np.where(fits, passage + option.seconds + then, np.inf)
+            values = np.where(fits, (0.0 if whole else stage.passage) + option.seconds + then, np.inf)
             better = values < best
             best[better], way[better] = values[better], k
-        through = 0.0
-        for p in range(i + 1, j + 1):
-            through += 0.0 if whole else self.stages[p - 1].passage
-            values = through + self._shifted(p, j, self.stages[p - 1].cut_bytes) + self.table[i, p - 1]
-            better = values < best
-            best[better], way[better] = values[better], ~p
-        return best, way
+        passages = np.cumsum([0.0 if whole else self.stages[p].passage for p in range(i, j)])
+        values = self.behind[i + 1 : j + 1, j] + self.table[i, i:j] + passages[:, None]
+        cuts = values.argmin(axis=0)
+        least = np.take_along_axis(values, cuts[None], axis=0)[0]
+        better = least < best
+        best[better], way[better] = least[better], ~(i + 1 + cuts[better])
 
     def slots_of(self, budget: int) -> int:
         """The m at which the peak is about `budget` bytes."""
@@ -280,7 +284,7 @@ class Chain:
 
     def feasible(self) -> int | None:
         """The least m with a plan; None if there is none."""
-        found = np.flatnonzero(np.isfinite(self.table[0, len(self.stages) - 1]))
+        found = np.flatnonzero(np.isfinite(self.table[0, -1]))
         return int(found[0]) if len(found) else None
 
     def plan(self, m: int) -> tuple[frozenset[int], Nested]:

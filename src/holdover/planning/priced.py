@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from holdover.cost.flops import work_of
@@ -36,12 +37,8 @@ def priced_here(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) 
 
 def traffic_bytes(trace: Trace) -> float:
     """Bytes that an op of forward reads and writes, on average: what drives Python out of the caches."""
-    signatures = [
-        trace.signatures[op.signature]
-        for op in trace.ops
-        if op.phase is Phase.FORWARD and not is_view_or_factory(op.name)
-    ]
-    return sum(work_of(signature).nbytes for signature in signatures) / max(len(signatures), 1)
+    number = Counter(op.signature for op in trace.ops if op.phase is Phase.FORWARD and not is_view_or_factory(op.name))
+    return sum(n * work_of(trace.signatures[i]).nbytes for i, n in number.items()) / max(number.total(), 1)
 
 
 def _how(costs: Sequence[OpCost]) -> str:

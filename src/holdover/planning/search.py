@@ -34,8 +34,8 @@ PAIRS_UP_TO = 40
 ROUNDS, PROMISING = 3, 3
 """How often a partition's model is built again near its last solution, and for how many partitions."""
 
-USUAL = 12
-"""Ways of cutting of which the usual plan is looked at."""
+USUAL, USUAL_QUICK = 12, 4
+"""Ways of cutting of which the usual plan is looked at; the second number, at a quick look."""
 
 NEARLY = 1.08
 """A plan that is over the budget by no more than this may be changed until it fits."""
@@ -144,8 +144,10 @@ class Search:
         A `quick` look at a large problem asks the dynamic programme alone.
         """
         until = time.monotonic() + self.seconds / 2
-        best = min(self.judge(()), *map(self.judge, self.usual()), key=lambda c: (c.peak_bytes, c.seconds))
-        if quick and len(self.problem.eligible) > TIE_ABOVE:
+        quick = quick and len(self.problem.eligible) > TIE_ABOVE
+        usual = itertools.islice(self.usual(), USUAL_QUICK if quick else None)
+        best = min(self.judge(()), *map(self.judge, usual), key=lambda c: (c.peak_bytes, c.seconds))
+        if quick:
             return self.deepest(best, time.monotonic())
         for part in self.parts():
             near: Candidate | None = None
@@ -193,7 +195,9 @@ class Search:
         best = min([best, *fitting], key=lambda c: (c.seconds, c.peak_bytes))
         if best.seconds > enough:
             best = self.stepped(best, budget, time.monotonic() + self.seconds / 8)
-        return self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
+        if best.seconds > enough:
+            best = self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
+        return best
 
     def chain(self) -> Chain | None:
         """The finest way of cutting that the dynamic programme can bear."""
