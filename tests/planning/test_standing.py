@@ -112,3 +112,14 @@ def test_a_call_that_writes_to_what_a_planned_op_reads_is_loud() -> None:
     ]  # fmt: skip
     act = next(c for c in trace.calls if c.key == "model/act:1")
     assert "model/move" in quiet_calls(trace, [Choice(act.key, 0, "aten.sigmoid.default", "recompute")])
+
+
+def test_charges_add_up_to_what_plans_pay() -> None:
+    trace = traced()
+    standing = Standing(trace, OVERHEADS, with_loss=False)
+    eligible = [number(trace, name) for name in ("aten.addmm.default", "aten.gelu.default")]
+    charges = standing.charges(eligible)
+    root = standing.least + QUIET  # the model itself is a call that is not quiet
+    for chosen in ([eligible[0]], [eligible[1]], eligible):
+        paid = sum(seconds for seconds, ops in charges if ops & set(chosen))
+        assert root + paid == standing.seconds(chosen)

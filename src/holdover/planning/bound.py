@@ -5,11 +5,12 @@ not, satisfies it. It looks at some moments t at which an op runs. Per op o: x_o
 whether it is replayed at least twice. Per moment and value v that nobody holds anyway: h_v, whether its bytes are there
 (kept, pinned, or replayed and waiting), and g_v, whether it is made again later.
 
-    minimise   sum of cost_o (x_o + d_o)
+    minimise   sum of cost_o (x_o + d_o) + sum of charge_k z_k
     such that  held anyway(t) + in use by backward(t) + sum of bytes_v h_v <= budget
                h_v >= 1 - x_o               v, made by o, is saved: without a replay it is kept
                h_v + g_v >= 1               v is asked for after t
                g_v <= x_o                   it is made again by o
+               x_o <= z_k                   a replay of o turns the dispatch mode on in the calls of k
                g_v <= h_u + g_u             from everything that o reads
                x_c + x_o - 1 <= d_o + h_v   c reads v and was replayed before t, v is asked for after t
 
@@ -20,6 +21,7 @@ for a moment only does not count.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -85,15 +87,35 @@ class Bound:
         if len(problem.passes) == 1:
             self.twice = {o: size + i for i, o in enumerate(sorted(asked))}
         self.size = size + len(self.twice)
+        self.rows = _Rows()
+        charges = self._charges()
         self.cost = np.zeros(self.size)
         for columns in (self.replayed, self.twice):
             for o, column in columns.items():
                 self.cost[column] = problem.cost[o]
+        for column, seconds in charges.items():
+            self.cost[column] += seconds
         self.deadline = _deadlines(problem)
         self.scale = max(float(problem.running.max(initial=1)), 1.0)
-        self.rows = _Rows()
         self.memory: dict[int, tuple[int, float]] = {}  # moment -> its row, bytes whatever is decided
         self._simple()
+
+    def _charges(self) -> dict[int, float]:
+        """What calls cost in which anything is replayed, by column; `self.standing` is what any plan pays."""
+        standing = self.problem.standing
+        self.standing = standing.least if standing is not None else 0.0
+        found: dict[int, float] = defaultdict(float)
+        for seconds, ops in standing.charges(self.replayed) if standing is not None else ():
+            if len(ops) == len(self.replayed):
+                self.standing += seconds
+            elif len(ops) == 1:
+                found[self.replayed[min(ops)]] += seconds
+            else:
+                column = self._column()
+                found[column] = seconds
+                for o in ops:
+                    self.rows.add([self.replayed[o], column], [1.0, -1.0], 0.0)
+        return found
 
     def _simple(self) -> None:
         """Bytes at every position by kept values alone: what says which moments to look at."""
@@ -235,8 +257,7 @@ class Bound:
         if whole:
             found = self._solve(budget, whole, whole=True)
             value = max(value, found[1]) if found is not None else value
-        standing = self.problem.standing.least if self.problem.standing is not None else 0.0
-        return max(value, 0.0) * (1 - 1e-6) + standing  # less the solver's tolerance
+        return max(value, 0.0) * (1 - 1e-6) + self.standing  # less the solver's tolerance
 
     def _solve(self, budget: int, time_limit: float, *, whole: bool) -> tuple[np.ndarray | None, float] | None:
         """The solution and a bound on all solutions; None if there is no solution at all."""

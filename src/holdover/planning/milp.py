@@ -4,11 +4,12 @@ Per eligible op o a binary x_o: 1 if it is recorded (its outputs dropped, and ma
 Per value v read by recorded ops, and per stage of such a reader, y_v,s in [0, 1]: v itself is kept, until that stage's
 backward is over.
 
-    minimise   sum of cost_o x_o
+    minimise   sum of cost_o x_o + sum of charge_k z_k
     such that  x_c <= x_o + y_v,s      op c of stage s reads v, made by o in the same stage: v is replayed, or kept
                x_c + x_o <= 1          the same over a cut: a replay never reaches into another stage
                y_v,s >= x_c            v is made by an op that cannot be replayed, or was written over
                y_v,s <= y_v,s'         s' a stage whose backward comes earlier than that of s
+               x_o <= z_k              recording o turns the dispatch mode on in the calls of k
                base(t) + kept(t) + pinned(t) + replayed(t) <= budget    at every moment t
 
 When a recorded op is replayed depends on what else is recorded. At first intervals are on the safe side: a replayed
@@ -114,6 +115,7 @@ def build_model(
     model = Model(problem, problem.eligible, column, np.array(cost), fixed, changes, binaries=number)
     _add_closure(model, stages, late)
     model.cost = np.concatenate([model.cost, np.zeros(model.size - number)])
+    _add_charges(model)
     return model
 
 
@@ -158,6 +160,24 @@ def _add_closure(model: Model, stages: Mapping[int, int], late: Mapping[int, int
                 pins.append(_pin(model, v, by_stage[s], maker if maker is None or stages[maker] == s else None, end))
         for later, earlier in itertools.pairwise(pins):  # what the second stage still needs is there for the first
             model.rows.append(([earlier, later], [1.0, -1.0], 0.0))
+
+
+def _add_charges(model: Model) -> None:
+    """What a call costs once anything is recorded in it: a variable that is 1 as soon as one of its ops is."""
+    if model.problem.standing is None:
+        return
+    together: dict[frozenset[int], float] = defaultdict(float)
+    for seconds, ops in model.problem.standing.charges(model.ops):
+        together[frozenset(model.column[o] for o in ops)] += seconds
+    costs = []
+    for columns, seconds in together.items():
+        if len(columns) == 1:
+            model.cost[list(columns)] += seconds
+        elif len(columns) < model.binaries:  # a call that every op turns on costs the same whatever is decided
+            model.rows += [([column, model.size], [1.0, -1.0], 0.0) for column in columns]
+            model.changes.append([])
+            costs.append(seconds)
+    model.cost = np.concatenate([model.cost, costs])
 
 
 def _forbid_both(model: Model, reader: int, maker: int) -> None:

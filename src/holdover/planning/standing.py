@@ -35,14 +35,14 @@ class Standing:
         for call in self.present:
             self.children[self.parent[call]] += 1
         self.writers = writing_calls(trace)
+        self.always = loud_calls(trace, (), self.writers) & self.present
         hooked = sum(trace.ops[slot.op].step == step and slot.call in inside for slot in trace.slots if slot.op >= 0)
         self.hooks_seconds = hooked * overheads.hooked
 
     @property
     def least(self) -> float:
         """What every plan pays: one that plans nothing but what lies outside of all modules."""
-        always = loud_calls(self.trace, (), self.writers) & self.present
-        return self.hooks_seconds + self.overheads.watched * sum(self.ops_of[c] for c in always)
+        return self.hooks_seconds + self.overheads.watched * sum(self.ops_of[c] for c in self.always)
 
     def seconds(self, recorded: Iterable[int]) -> float:
         """What a plan that drops the results of these ops pays; nothing where it drops none."""
@@ -53,6 +53,26 @@ class Standing:
         watched = sum(self.ops_of[c] for c in loud)
         quiet = sum(self.children[c] for c in loud) - sum(self.parent[c] in loud for c in loud)
         return self.hooks_seconds + watched * self.overheads.watched + quiet * self.overheads.quiet_call
+
+    def charges(self, eligible: Iterable[int]) -> list[tuple[float, frozenset[int]]]:
+        """What further calls cost once the dispatch mode is on in them, and the ops of which any one turns it on.
+
+        Calls with the same such ops are one entry. With `hooks_seconds`, `always_loud` and the entries that a plan's
+        ops turn on, they add up to `seconds` of that plan.
+        """
+        turned_on: dict[int, set[int]] = defaultdict(set)
+        for o in eligible:
+            op = self.trace.ops[o]
+            storages = {self.trace.values[v].storage for v in (*op.inputs, *op.outputs)}
+            calls = {op.call}.union(*(self.writers.get(storage, ()) for storage in storages))
+            around = {up for call in calls for up in ancestors(call, self.parent)}
+            for call in around & self.present - self.always:
+                turned_on[call].add(o)
+        together: dict[frozenset[int], float] = defaultdict(float)
+        for call, ops in turned_on.items():
+            quiet = self.children[call] - (self.parent[call] >= 0)
+            together[frozenset(ops)] += self.ops_of[call] * self.overheads.watched + quiet * self.overheads.quiet_call
+        return [(seconds, ops) for ops, seconds in together.items() if seconds > 0]
 
 
 def writing_calls(trace: Trace) -> dict[int, set[int]]:
