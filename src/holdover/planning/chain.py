@@ -237,7 +237,6 @@ class Chain:
         if self.slot * self.slots * 0.7 <= room_bytes <= self.slot * self.slots:
             return
         self.slot = max(room_bytes, 1.0) / self.slots
-        self.room = np.arange(self.slots + 1)
         number = len(self.stages)
         shape = (number, number, self.slots + 1)
         self.table, self.behind = np.full(shape, np.inf), np.full(shape, np.inf)
@@ -245,32 +244,29 @@ class Chain:
         for i in range(number - 1, -1, -1):
             for j in range(i, number):
                 if i == j:
-                    fits = self.room >= self._slots(self.stages[i].working_bytes)
-                    self.table[i, i, fits] = self.stages[i].replay
+                    self.table[i, i, self._slots(self.stages[i].working_bytes) :] = self.stages[i].replay
                 else:
                     self._best(i, j)
-                if i:
-                    self.behind[i, j] = self._shifted(i, j, self.stages[i - 1].cut_bytes)
+                if i and (n := self._slots(self.stages[i - 1].cut_bytes)) <= self.slots:
+                    self.behind[i, j, n:] = self.table[i, j, : self.slots + 1 - n]
 
     def _slots(self, nbytes: float) -> int:
         return min(int(np.ceil(nbytes / self.slot)), self.slots + 1)
-
-    def _shifted(self, i: int, j: int, nbytes: float) -> np.ndarray:
-        """C(i, j, m - nbytes) for all m."""
-        n = self._slots(nbytes)
-        return np.concatenate([np.full(n, np.inf), self.table[i, j, : self.slots + 1 - n]])
 
     def _best(self, i: int, j: int) -> None:
         """The least time for all m, and which way: the entry of the menu, or ~p for cut p."""
         stage = self.stages[i]
         whole = j == len(self.stages) - 1  # made by forward, which is paid for anyway
         best, way = self.table[i, j], self.ways[i, j]
-        fits = self.room >= self._slots(stage.working_bytes)
         for k, option in enumerate(stage.menu):
-            then = self._shifted(i + 1, j, option.nbytes + stage.cut_bytes)
-            values = np.where(fits, (0.0 if whole else stage.passage) + option.seconds + then, np.inf)
-            better = values < best
-            best[better], way[better] = values[better], k
+            kept = self._slots(option.nbytes + stage.cut_bytes)
+            first = max(kept, self._slots(stage.working_bytes))
+            if first > self.slots:
+                continue
+            then = self.table[i + 1, j, first - kept : self.slots + 1 - kept]
+            values = (0.0 if whole else stage.passage) + option.seconds + then
+            better = values < best[first:]
+            best[first:][better], way[first:][better] = values[better], k
         passages = np.cumsum([0.0 if whole else self.stages[p].passage for p in range(i, j)])
         values = self.behind[i + 1 : j + 1, j] + self.table[i, i:j] + passages[:, None]
         cuts = values.argmin(axis=0)
