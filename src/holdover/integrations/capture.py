@@ -33,9 +33,10 @@ from holdover.trace.fingerprint import fingerprint
 from holdover.trace.graph import Call, Trace
 from holdover.trace.isolate import isolated
 from holdover.trace.record import Corrections, Loss, Step, _run, describe
-from holdover.trace.recorder import Frame, Recorder
+from holdover.trace.recorder import Recorder
 from holdover.trace.replace import replace_tensors
 from holdover.trace.step import OptimizerSpec, autocast_for, check_precision, checked_loss, model_dtype
+from holdover.trace.tensors import Frame
 
 GRAPH = "graph:"
 """How the key of a graph's call begins; the graph's fingerprint follows. Calls of equal graphs have the same key."""

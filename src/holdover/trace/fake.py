@@ -10,7 +10,7 @@ import torch
 
 from holdover.trace._torch import FakeTensor, FakeTensorMode
 from holdover.trace.known import KnownValues, few
-from holdover.trace.recorder import PLAIN_TYPES
+from holdover.trace.tensors import PLAIN_TYPES
 
 
 class Faker:

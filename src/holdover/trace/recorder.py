@@ -20,11 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from holdover.trace._torch import (
     ASKS_FOR_VALUES,
-    FakeTensor,
     TorchDispatchMode,
     current_autograd_node,
     current_graph_task_id,
-    is_functorch_wrapped_tensor,
     sequence_number,
 )
 from holdover.trace.frames import call_key
@@ -52,9 +50,7 @@ from holdover.trace.ops import (
     takes_a_place,
     written_arguments,
 )
-
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
+from holdover.trace.tensors import Frame, Live, Packed, covers_storage, device_of, is_plain, plain_parts
 
 WRITES_INTO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
@@ -62,40 +58,6 @@ WRITES_INTO_ZEROS = {
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
 }
 ZEROS = ("aten.new_zeros.", "aten.zeros.")
-
-
-class Live:
-    """What the recorder knows of a storage object while it lives: which storage of the trace, with what content."""
-
-    __slots__ = ("bytes", "content", "ref", "storage")
-
-    def __init__(self, storage: int, content: list[int], nbytes: int) -> None:
-        self.storage, self.content, self.bytes = storage, content, nbytes
-        self.ref: weakref.ref[torch.UntypedStorage] | None = None
-
-
-class Frame:
-    __slots__ = ("call", "children", "index")
-
-    def __init__(self, call: int) -> None:
-        self.call, self.index = call, 0
-        self.children: dict[str, int] = {}
-
-
-class Packed:
-    """What autograd holds in place of a saved tensor: its geometry, and whose content it was."""
-
-    __slots__ = ("backup", "conj", "dtype", "geometry", "known", "neg", "recorder", "slot")
-
-    def __init__(self, recorder: Recorder, slot: int, tensor: torch.Tensor, backup: Any) -> None:
-        self.backup = backup
-        self.recorder, self.slot, self.dtype = recorder, slot, tensor.dtype
-        self.geometry = (tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
-        self.conj, self.neg = tensor.is_conj(), tensor.is_neg()
-        self.known = None if recorder.known is None else recorder.known.of(tensor)
-
-    def __del__(self) -> None:
-        self.recorder.trace.events.append((Event.RELEASE, self.slot))
 
 
 class Recorder(TorchDispatchMode):
@@ -457,45 +419,6 @@ class Recorder(TorchDispatchMode):
 
 
 EXTERNAL = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one strided storage that the dispatcher handles without a wrapper (fake ones count)."""
-    kind = type(tensor)
-    return (
-        (kind in PLAIN_TYPES or kind.__name__ == "FakeTensor")
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not is_functorch_wrapped_tensor(tensor)
-    )
-
-
-def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided storages inside a tensor: itself, or what a wrapper or sparse tensor is made of."""
-    if is_plain(tensor):
-        return [tensor]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return [p for n in names for p in plain_parts(getattr(tensor, n))]
-    return []
-
-
-def device_of(tensor: torch.Tensor) -> torch.device:
-    """The tensor's device; asking a fake tensor itself would go through the dispatcher and every mode."""
-    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
-
-
-def covers_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has an element at every place of its storage, once."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
-    fills = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    return fills and (tensor.is_contiguous() or tensor.permute(order).is_contiguous())
 
 
 def forgets(func: Any, argument: str) -> bool:
