@@ -6,18 +6,22 @@ import itertools
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import holdover
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import workspaces
 from holdover.planning.classes import classes_of
-from holdover.planning.plan import Plan
+from holdover.planning.inputs import PlannedShape
+from holdover.planning.plan import Choice, Plan
 from holdover.planning.problem import Problem, build
 from holdover.planning.stages import partitions
 from holdover.trace.graph import Phase
@@ -38,6 +42,7 @@ def halfway() -> Plan:
 
 
 def test_a_budget_in_bytes_is_met(halfway: Plan) -> None:
+    assert halfway.budget_bytes is not None
     assert halfway.floor_bytes <= halfway.predicted_peak_bytes <= halfway.budget_bytes < halfway.unplanned_peak_bytes
     assert 0 < halfway.bound_extra_time <= halfway.extra_time < 1
     assert sum(halfway.peak_parts.values()) == halfway.predicted_peak_bytes
@@ -108,6 +113,52 @@ def test_json_and_files_give_the_plan_back(halfway: Plan, tmp_path: Path) -> Non
     assert Plan.load(tmp_path / "plan.json") == halfway
     assert os.listdir(tmp_path) == ["plan.json"]
     assert json.loads(halfway.to_json())["schema_version"] == 1
+
+
+PLACES = st.builds(
+    Choice, call=st.sampled_from(["model", "model/0", "model/0/1", "graph:48960"]), index=st.integers(0, 5),
+    op=st.sampled_from(["aten.gelu.default", "aten.addmm.default"]), action=st.sampled_from(["recompute", "pack"]),
+)  # fmt: skip
+NESTED = st.builds(
+    lambda choice, stage, more: replace(choice, stage=stage, held_from=stage + more),
+    PLACES, st.integers(0, 4), st.integers(0, 2**40),
+)  # fmt: skip
+SHAPES = st.lists(
+    st.builds(
+        PlannedShape, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple),
+        st.integers(0), st.integers(0), st.floats(0, 1e3), st.integers(0), st.integers(0, 2),
+    ),
+    max_size=3,
+).map(tuple)  # fmt: skip
+
+
+@given(
+    choices=st.lists(PLACES | NESTED, max_size=12).map(tuple),
+    notes=st.lists(st.text(), max_size=2).map(tuple),
+    shapes=SHAPES,
+    further=st.lists(st.lists(PLACES | NESTED, max_size=4).map(tuple), max_size=2),
+    times=st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_plan_comes_back_from_json_as_it_was(
+    halfway: Plan, choices: Any, notes: Any, shapes: Any, further: Any, times: Any
+) -> None:
+    plan = replace(
+        halfway, choices=choices, notes=notes, shapes=shapes, extra_time=times[0], bound_extra_time=times[1],
+        variants=tuple(replace(halfway, choices=c, shapes=shapes) for c in further),
+    )  # fmt: skip
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.script == plan.script
+
+
+def test_choices_of_calls_that_take_turns_stand_by_call(halfway: Plan) -> None:
+    outer, inner, later = (
+        Choice(call, i, "aten.gelu.default", "recompute") for call, i in [("a", 0), ("a/b", 2), ("a", 3)]
+    )
+    plan = replace(halfway, choices=(outer, inner, later))
+    assert plan.choices == (outer, later, inner)
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_choices_name_ops_of_the_model(halfway: Plan) -> None:

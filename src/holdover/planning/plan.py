@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -73,9 +73,11 @@ class Plan:
             None for a plan made for the CPU. `predicted_peak_bytes` counts the tensors alone, not rounded up, without
             cuBLAS's workspace.
         notes: what a reader should know, such as "the plan buys nothing".
-        shapes: the input shapes that these choices were made for, with the promise at each; the other figures are those
-            of the first.
-        variants: plans for further input shapes; which one is followed is settled at each forward by its arguments.
+        shapes: all input shapes that were planned for, with the promise at each and which plan it follows. The other
+            figures are those of the dearest: the one with the highest peak without a plan.
+        variants: plans for some of the shapes; which one is followed is settled at each forward by its arguments.
+
+    Choices are kept in one order: by call, as the calls first come, and by index in each.
     """
 
     model: str
@@ -112,6 +114,9 @@ class Plan:
     shapes: tuple[PlannedShape, ...] = ()
     variants: tuple[Plan, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", _in_order(self.choices))
 
     @property
     def gap(self) -> float:
@@ -152,9 +157,10 @@ class Plan:
         """Plain data for JSON, choices grouped by call."""
         plain = asdict(replace(self, variants=()))
         plain["variants"] = [variant.to_dict() for variant in self.variants]
-        plain["choices"] = {
-            call: [[index, *entry] for index, entry in sorted(ops.items())] for call, ops in self.script.items()
-        }
+        plain["choices"] = {}
+        for c in self.choices:
+            nested = () if (c.stage, c.held_from) == (0, None) else (c.stage, c.held_from)
+            plain["choices"].setdefault(c.call, []).append([c.index, c.op, c.action, *nested])
         return plain
 
     def to_json(self) -> str:
@@ -211,11 +217,7 @@ class Plan:
             raise PlanError(f"{name} has plan version {version}; this holdover reads {SCHEMA_VERSION}. Plan again.")
         known = {f.name for f in fields(cls)}
         try:
-            data["choices"] = tuple(
-                Choice(str(call), int(index), str(op), str(action), *(int(n) for n in nested))
-                for call, ops in data["choices"].items()
-                for index, op, action, *nested in ops
-            )
+            data["choices"] = tuple(_choice(call, *entry) for call, ops in data["choices"].items() for entry in ops)
             data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
             data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])
             data["regions"] = tuple(data.get("regions", ()))
@@ -260,3 +262,18 @@ class Plan:
         from holdover.report.html.notebook import plan_fragment
 
         return plan_fragment(self)
+
+
+def _choice(call: Any, index: Any, op: Any, action: Any, stage: Any = 0, held_from: Any = None) -> Choice:
+    """A choice from what a file says."""
+    return Choice(
+        str(call), int(index), str(op), str(action), int(stage), None if held_from is None else int(held_from)
+    )
+
+
+def _in_order(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """One choice for each place (the last, which is the one that the runtime takes), calls not interleaved."""
+    calls: dict[str, dict[int, Choice]] = {}
+    for c in choices:
+        calls.setdefault(c.call, {})[c.index] = c
+    return tuple(ops[index] for ops in calls.values() for index in sorted(ops))
