@@ -286,12 +286,10 @@ def _peak(step: _Step) -> int:
 
 def _promise(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Plan | PlannedShape:
     """What the plan says of these arguments' shapes; its own figures, where it does not know them."""
+    if len(plan.shapes) < 2:
+        return plan
     seen = shapes_of(args, kwargs)
-    for each in (plan, *plan.variants):
-        for i, shape in enumerate(each.shapes):
-            if shape.shapes == seen:
-                return shape if i else each
-    return plan
+    return next((shape for shape in plan.shapes if shape.shapes == seen), plan)
 
 
 def _time_ratios(plain: _Step, planned: _Step) -> list[float]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import re
+import sys
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import holdover
 from holdover.memory.measure import measure_peak
 from holdover.planning.inputs import PlannedShape, covers, shapes_of, show
 from holdover.planning.plan import Plan
 from holdover.recompute.shapes import guide_of
+from holdover.units import format_bytes, format_share
 
 LENGTHS = (32, 64, 128)
 
@@ -82,7 +86,7 @@ def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def promises(plan: Plan) -> dict[Any, PlannedShape]:
-    return {shape.shapes: shape for each in (plan, *plan.variants) for shape in each.shapes}
+    return {shape.shapes: shape for shape in plan.shapes}
 
 
 @pytest.mark.parametrize("which", ["by_length", "for_all"])
@@ -109,9 +113,11 @@ def test_peaks_are_promised_and_gradients_exact_at_every_length(which: str, requ
 
 
 def test_short_inputs_pay_nothing_where_only_long_ones_exceed_the_budget(by_length: Plan) -> None:
-    assert by_length.variants
-    assert by_length.choices == ()
-    assert [v.choices != () for v in by_length.variants] == [True]
+    assert [shape.shapes for shape in by_length.shapes] == [((4, n),) for n in LENGTHS]
+    assert [shape.variant for shape in by_length.shapes] == [1, 1, 0]
+    assert by_length.choices
+    assert [v.choices for v in by_length.variants] == [()]
+    assert [shape.shapes for shape in by_length.variants[0].shapes] == [((4, n),) for n in LENGTHS[:2]]
     model = holdover.apply_(gpt(), by_length)
     for length, replays in ((32, False), (128, True)):
         step(model, ids(length))
@@ -122,14 +128,39 @@ def test_short_inputs_pay_nothing_where_only_long_ones_exceed_the_budget(by_leng
 def test_one_plan_is_enough_where_shapes_hardly_differ(for_all: Plan) -> None:
     assert for_all.variants == ()
     assert [shape.shapes for shape in for_all.shapes] == [((4, n),) for n in (120, 124, 128)]
-    assert for_all.predicted_peak_bytes == for_all.shapes[0].predicted_peak_bytes
+    assert {shape.variant for shape in for_all.shapes} == {0}
+    assert for_all.predicted_peak_bytes == for_all.shapes[-1].predicted_peak_bytes
 
 
 def test_a_plan_prints_its_promise_at_each_shape(by_length: Plan) -> None:
     printed = str(by_length)
     assert "at each of the input shapes" in printed
-    for length, number in ((32, 1), (64, 1), (128, 2)):
-        assert re.search(rf"4x{length} .* {number} of 2", printed)
+    for length, ops, number in ((32, "nothing", 2), (64, "nothing", 2), (128, r"\d+ ops", 1)):
+        (shape,) = [s for s in by_length.shapes if s.shapes == ((4, length),)]
+        peak, time = format_bytes(shape.predicted_peak_bytes, "MiB"), format_share(shape.extra_time, sign=True)
+        assert re.search(rf"4x{length} .* {peak} +{re.escape(time)} +{ops} +{number} of 2", printed)
+
+
+@pytest.mark.parametrize("which", ["by_length", "for_all"])
+def test_the_headline_is_that_of_the_dearest_shape(which: str, request: pytest.FixtureRequest) -> None:
+    plan: Plan = request.getfixturevalue(which)
+    dearest = max(plan.shapes, key=lambda shape: shape.unplanned_peak_bytes)
+    assert dearest.shapes == ((4, 128),)
+    assert plan.inputs == "(int64[4, 128])"
+    assert plan.unplanned_peak_bytes == dearest.unplanned_peak_bytes
+    assert plan.predicted_peak_bytes == dearest.predicted_peak_bytes
+    assert plan.extra_time == dearest.extra_time > 0
+    assert not any("nothing is recomputed" in note for note in plan.notes)
+    assert "nothing is recomputed" not in str(plan)
+
+
+def test_shapes_that_all_fit_are_told_so() -> None:
+    plan = holdover.plan(gpt(), (ids(32),), budget="1GiB", also=also(64), time_limit=2)
+    assert [shape.shapes for shape in plan.shapes] == [((4, 32),), ((4, 64),)]
+    assert plan.choices == ()
+    assert plan.variants == ()
+    assert plan.unplanned_peak_bytes == plan.shapes[1].predicted_peak_bytes
+    assert "nothing is recomputed" in str(plan)
 
 
 def test_a_share_is_one_of_the_largest_shape(by_length: Plan) -> None:
@@ -148,9 +179,9 @@ def test_verification_holds_each_shape_to_its_own_promise(by_length: Plan, monke
 
 def test_plans_with_variants_come_back_from_json(by_length: Plan) -> None:
     again = Plan.from_json(by_length.to_json())
-    assert again.shapes == by_length.shapes
-    assert [v.script for v in again.variants] == [v.script for v in by_length.variants]
-    assert [v.shapes for v in again.variants] == [v.shapes for v in by_length.variants]
+    assert again == by_length
+    for length in LENGTHS:
+        assert chosen(again, ids(length)) == chosen(by_length, ids(length))
 
 
 def test_a_shape_that_cannot_meet_the_budget_is_named() -> None:
@@ -174,13 +205,12 @@ def chosen(plan: Plan, x: torch.Tensor) -> Any:
 
 
 def test_an_unknown_shape_follows_the_nearest_that_is_not_smaller(by_length: Plan) -> None:
-    (long,) = by_length.variants
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not chosen(by_length, ids(20))
         assert not chosen(by_length, ids(64, batch=3))
-        assert set(chosen(by_length, ids(100))) == set(long.script)
-        assert set(chosen(by_length, ids(256, batch=2))) == set(long.script)  # as many elements, other proportions
+        assert set(chosen(by_length, ids(100))) == set(by_length.script)
+        assert set(chosen(by_length, ids(256, batch=2))) == set(by_length.script)  # as many elements, other proportions
 
 
 def test_longer_inputs_than_planned_are_warned_about_once_with_numbers(by_length: Plan) -> None:
@@ -197,6 +227,39 @@ def test_longer_inputs_than_planned_are_warned_about_once_with_numbers(by_length
         torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
         for p, q in zip(plain.parameters(), model.parameters(), strict=True)
     )
+
+
+def called_here(model: nn.Module, x: torch.Tensor) -> int:
+    """Calls the model, and says on which line that was."""
+    line = sys._getframe().f_lineno + 1
+    model(x)
+    return line
+
+
+@pytest.mark.parametrize("how", ["applied", "in a block", "inside another model", "checkpointed"])
+def test_the_warning_names_the_line_that_calls_the_model(by_length: Plan, how: str) -> None:
+    model: nn.Module = gpt()
+    with by_length.recompute() if how == "in a block" else contextlib.nullcontext():
+        if how != "in a block":
+            holdover.apply_(model, by_length)
+        if how == "inside another model":
+            model = nn.Sequential(nn.Sequential(model))
+        if how == "checkpointed":
+            model = Checkpointed(model)
+        with pytest.warns(UserWarning, match="this forward has 4x256") as said:
+            line = called_here(model, ids(256))
+    if how == "checkpointed":  # the nearest line of the user's, which is the forward of a module
+        line = Checkpointed.forward.__code__.co_firstlineno + 1
+    assert (said[0].filename, said[0].lineno) == (__file__, line)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def test_the_estimate_at_other_shapes_leaves_weights_alone() -> None:

@@ -91,6 +91,8 @@ class PlannedShape:
         predicted_peak_bytes, unplanned_peak_bytes: the peak at these shapes, with the plan and without.
         extra_time: time that the replays add at these shapes, as a fraction of the step.
         fixed_bytes: what of the peak does not grow with the inputs: weights, buffers, gradients, optimizer state.
+        variant: which plan is followed at these shapes: 0 for the one that this stands in, n for the n-th of its
+            `variants`.
     """
 
     shapes: Shapes
@@ -98,6 +100,7 @@ class PlannedShape:
     unplanned_peak_bytes: int
     extra_time: float
     fixed_bytes: int
+    variant: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PlannedShape:

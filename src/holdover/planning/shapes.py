@@ -63,7 +63,7 @@ def plan_shapes(
     recorded: Sequence[tuple[Shapes, Trace]], budget: int | float | str, *, precision: str | None = None,
     with_loss: bool = False, time_limit: float = 20.0,
 ) -> Plan:  # fmt: skip
-    """The plan for several recordings of one step, the first of which the plan's own figures are for.
+    """The plan for several recordings of one step; its figures are those of the dearest: the highest peak unplanned.
 
     Args:
         recorded: input shapes, and the step recorded at them.
@@ -110,7 +110,7 @@ def _limit(known: Iterable[_Shape], budget: int | float | str) -> int:
 def _assembled(
     known: Sequence[_Shape], plans: Sequence[Plan], limit: int, asked: int | None, precision: str | None
 ) -> Plan:
-    """One plan, or the first shape's with the others as its variants."""
+    """One plan, or the dearest shape's with the others as its variants."""
     table = [[shape.judge(plan) for shape in known] for plan in plans]
     cheapest = [_cheapest(shape, [row[k] for row in table], limit) for k, shape in enumerate(known)]
     least = sum(shape.extra(table[p][k]) for k, (shape, p) in enumerate(zip(known, cheapest, strict=True)))
@@ -120,14 +120,19 @@ def _assembled(
         one = min(everywhere, key=costs.__getitem__)
         if costs[one] - least <= NOTICEABLE * len(known):
             cheapest = [one] * len(known)
-    groups: dict[int, list[int]] = {}
-    for k, p in enumerate(cheapest):
-        groups.setdefault(p, []).append(k)
+    order = list(dict.fromkeys([cheapest[_dearest(known)], *cheapest]))
     made = [
-        _for_shapes(plans[p], [(known[k], table[p][k]) for k in members], asked, precision)
-        for p, members in groups.items()
+        _for_shapes(plans[p], [(s, table[p][k]) for k, s in enumerate(known) if cheapest[k] == p], asked, precision)
+        for p in order
     ]
-    return replace(made[0], variants=tuple(made[1:]))
+    of_plan = [iter(each.shapes) for each in made]
+    shapes = [replace(next(of_plan[n]), variant=n) for n in map(order.index, cheapest)]
+    return replace(made[0], shapes=tuple(shapes), variants=tuple(made[1:]))
+
+
+def _dearest(known: Sequence[_Shape]) -> int:
+    """The shape for which there is most to do: its peak without a plan decides whether the budget is met at all."""
+    return max(range(len(known)), key=lambda k: known[k].plain.peak_bytes)
 
 
 def _cheapest(shape: _Shape, candidates: Sequence[Candidate], limit: int) -> int:
@@ -139,7 +144,7 @@ def _cheapest(shape: _Shape, candidates: Sequence[Candidate], limit: int) -> int
 def _for_shapes(
     plan: Plan, members: Sequence[tuple[_Shape, Candidate]], asked: int | None, precision: str | None
 ) -> Plan:
-    """The plan with the figures of the first of these shapes, and its promise at each of them."""
+    """The plan with the figures of the dearest of these shapes, and its promise at each of them."""
     described_at = [shape.plan_for(shape.search_for(plan), c, asked, precision) for shape, c in members]
     quiet = [
         key
@@ -147,7 +152,8 @@ def _for_shapes(
         if all(key in at.quiet or key not in _keys(s.trace) for at, (s, _) in zip(described_at, members, strict=True))
     ]
     shapes = [planned_shape(shape.shapes, at) for at, (shape, _) in zip(described_at, members, strict=True)]
-    return replace(described_at[0], choices=plan.choices, quiet=tuple(quiet), shapes=tuple(shapes))
+    figures = described_at[_dearest([shape for shape, _ in members])]
+    return replace(figures, choices=plan.choices, quiet=tuple(quiet), shapes=tuple(shapes))
 
 
 def _keys(trace: Trace) -> set[str]:

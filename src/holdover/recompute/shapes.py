@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import holdover
 from holdover.planning.inputs import PlannedShape, Shapes, covers, elements, shapes_of, show
 from holdover.recompute.script import Compiled
 from holdover.units import format_bytes
 
 if TYPE_CHECKING:
     from holdover.planning.plan import Plan
+
+
+OURS = tuple(path + os.sep for package in (holdover, torch) for path in package.__path__)
+"""Where the frames of a call lie that are not the user's."""
 
 
 class Guide:
@@ -50,7 +59,7 @@ class Guide:
         largest, compiled = self.planned[-1]
         if not self.warned:
             self.warned = True
-            warnings.warn(_larger(largest, seen), stacklevel=4)
+            warnings.warn(_larger(largest, seen), stacklevel=_users_level())
         return compiled
 
 
@@ -59,8 +68,17 @@ def guide_of(plan: Plan) -> Guide | None:
     planned = []
     for each in (plan, *plan.variants):
         compiled = Compiled(each.script, each.quiet)
-        planned += [(shape, compiled) for shape in each.shapes]
+        planned += [(shape, compiled) for shape in each.shapes if not shape.variant]
     return Guide(planned) if planned else None
+
+
+def _users_level() -> int:
+    """The `stacklevel` with which a warning of the caller names the user's line that led here: the first frame that is
+    neither PyTorch's nor holdover's. (`skip_file_prefixes` does this from Python 3.12 on.)"""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _larger(planned: PlannedShape, seen: Shapes) -> str:

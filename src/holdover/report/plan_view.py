@@ -26,7 +26,11 @@ def plan_view(plan: Plan) -> Group:
         (plan.model, "bold"),
         f"  {plan.inputs}  {plan.optimizer or 'no optimizer'}, {plan.precision or 'as given'}, {plan.device}",
     )
-    blocks: list[RenderableType] = [head, _promises(plan, unit), _gauge(plan)]
+    blocks: list[RenderableType] = [head]
+    if len(plan.shapes) > 1:
+        dearest = "the figures below are for the dearest, whose peak is the highest without a plan"
+        blocks += [Text(), Text(f"at each of the input shapes ({dearest})"), _shapes_table(plan, unit)]
+    blocks += [_promises(plan, unit), _gauge(plan)]
     blocks += [
         Text(),
         Text(f"what is left at the peak ({plan.peak_at})"),
@@ -34,8 +38,6 @@ def plan_view(plan: Plan) -> Group:
     ]
     if plan.choices:
         blocks += [_actions_table(plan), _ops_line(plan)]
-    if plan.variants or len(plan.shapes) > 1:
-        blocks += [Text(), Text("at each of the input shapes"), _shapes_table(plan, unit)]
     if plan.with_loss:
         blocks.append(
             Text("reaches into the loss: put it in force by `with plan.recompute():` around forward and loss")
@@ -71,17 +73,19 @@ def _promises(plan: Plan, unit: str) -> Table:
 
 def _shapes_table(plan: Plan, unit: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("inputs", "unplanned", "planned", "extra time", "plan"):
+    for name in ("inputs", "unplanned", "planned", "extra time", "recomputed", "plan"):
         table.add_column(name, justify="left" if name == "inputs" else "right")
-    for number, each in enumerate((plan, *plan.variants), start=1):
-        for shape in each.shapes:
-            table.add_row(
-                show(shape.shapes),
-                format_bytes(shape.unplanned_peak_bytes, unit),
-                format_bytes(shape.predicted_peak_bytes, unit),
-                format_share(shape.extra_time, sign=True),
-                f"{number} of {1 + len(plan.variants)}",
-            )
+    plans = (plan, *plan.variants)
+    for shape in plan.shapes:
+        ops = len(plans[shape.variant].choices)
+        table.add_row(
+            show(shape.shapes),
+            format_bytes(shape.unplanned_peak_bytes, unit),
+            format_bytes(shape.predicted_peak_bytes, unit),
+            format_share(shape.extra_time, sign=True),
+            f"{ops} op{'s' * (ops != 1)}" if ops else "nothing",
+            f"{1 + shape.variant} of {len(plans)}",
+        )
     return table
 
 
