@@ -8,6 +8,7 @@ from pathlib import Path
 
 import benchmarks.zoo  # noqa: F401  (declares the names of torchvision's compiled ops)
 import pytest
+import torch
 
 import holdover
 from holdover.cli.model_spec import load
@@ -80,3 +81,37 @@ def test_a_sequence_longer_than_the_positions_is_refused(tmp_path: Path) -> None
     path.write_text(json.dumps(LLAMA))
     with pytest.raises(holdover.ModelSpecError, match="--seq 129 is longer than the 128 positions"):
         load(f"transformers:{path}", batch=2, seq=129, meta=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("torchvision:resnet18", "torchvision is installed but cannot be imported: RuntimeError: operator"),
+        ("transformers:LlamaForCausalLM", "caused by RuntimeError: operator torchvision::nms does not exist"),
+    ],
+)
+def test_a_torchvision_for_another_torch_is_named(run: Run, tmp_path: Path, model: str, said: str) -> None:
+    package = tmp_path / "torchvision"  # found before the installed one, and as broken as one for CUDA
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\n@torch.library.register_fake('torchvision::nms')\ndef nms(*_): pass\n"
+    )
+    done = run("estimate", model)
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    assert said in told
+    assert f"was built for another torch than {torch.__version__}, so that its compiled ops do not load" in told
+    assert f"pip install --force-reinstall torch=={torch.__version__.partition('+')[0]} torchvision" in told
+
+
+def test_other_causes_are_shown_without_blaming_torchvision(tmp_path: Path) -> None:
+    path = tmp_path / "causes.py"
+    path.write_text(
+        "def make():\n"
+        "    try:\n        {}['width']\n"
+        "    except KeyError as error:\n        raise ValueError('no such size.\\nNone at all.') from error\n"
+    )
+    with pytest.raises(holdover.ModelSpecError) as caught:
+        load(f"{path}:make", batch=2, seq=None, meta=True)
+    said = f"make() of {path} raised ValueError: no such size, caused by KeyError: 'width' (line 5)"
+    assert str(caught.value) == said

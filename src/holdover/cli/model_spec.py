@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -68,8 +69,36 @@ def _load(spec: str, batch: int, seq: int | None, meta: bool) -> ModelStep:
 
 
 def _said(error: BaseException) -> str:
-    text = str(error).strip()
+    """An error with what it was raised from, which transformers hides, and the way out where that is known."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if root is error:
+        text = _named(error, str(error).strip())
+    else:
+        text = f"{_first(error).rstrip('.')}, caused by {_first(root)}"
+    return text + _torchvision_hint(root)
+
+
+def _named(error: BaseException, text: str) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _first(error: BaseException) -> str:
+    return _named(error, str(error).strip().partition("\n")[0])
+
+
+def _torchvision_hint(root: BaseException) -> str:
+    """PyPI pairs the CPU build of torch with a torchvision for CUDA, which is installed without a word."""
+    if "torchvision" not in str(root) or hasattr(torch.ops.torchvision, "nms"):
+        return ""
+    number, _, build = torch.__version__.partition("+")
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if re.match(r"cpu|cu\d|rocm|xpu", build) else ""
+    return (
+        f". The torchvision that is installed was built for another torch than {torch.__version__}, so that its "
+        f"compiled ops do not load. Install both from one place (pip install --force-reinstall torch=={number} "
+        f"torchvision{index}); or remove it (pip uninstall torchvision), which transformers, not timm, can do without"
+    )
 
 
 def _library(name: str) -> ModuleType:
