@@ -45,6 +45,7 @@ class Model:
     fixed: np.ndarray  # bytes at each position if nothing is recorded
     changes: list[list[tuple[int, int, int]]]  # per variable: intervals whose bytes it adds (or takes away)
     rows: list[tuple[list[int], list[float], float]] = field(default_factory=list)  # columns, coefficients, <= bound
+    pins: list[float] = field(default_factory=list)  # seconds that each pin costs
     binaries: int = 0
 
     @property
@@ -114,7 +115,7 @@ def build_model(
                     changes[column[o]].append((early[o], min(last, len(fixed) - 1), needs[v].nbytes))
     model = Model(problem, problem.eligible, column, np.array(cost), fixed, changes, binaries=number)
     _add_closure(model, stages, late)
-    model.cost = np.concatenate([model.cost, np.zeros(model.size - number)])
+    model.cost = np.concatenate([model.cost, model.pins])
     _add_charges(model)
     return model
 
@@ -202,6 +203,10 @@ def _pin(model: Model, value: int, readers: Sequence[int], maker: int | None, en
     kept = need.saved and value in problem.maker
     first, last = max(need.program_end, need.end if kept else -1) + 1, min(end, len(model.fixed) - 1)
     model.changes.append([(first, last, need.nbytes)] if first <= last else [])
+    copies = 0
+    if value in problem.overwritten:  # copied before it is, and again by a replay that writes over it
+        copies = 1 + any(before == value for c in readers for before, _ in problem.trace.ops[c].writes)
+    model.pins.append(copies * problem.copy_seconds * need.nbytes)
     for c in readers:
         if maker is None:
             model.rows.append(([model.column[c], y], [1.0, -1.0], 0.0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -82,6 +83,13 @@ class Problem:
     with_loss: bool = False
     standing: Standing | None = None
     copy_seconds: float = 0.0
+
+    @cached_property
+    def overwritten(self) -> frozenset[int]:
+        """Values of which the storage is written over."""
+        values = self.trace.values
+        last = {v.storage: v.id for v in values}  # versions come in order
+        return frozenset(v.id for v in values if last[v.storage] != v.id)
 
     def replay_seconds(self, timeline: Timeline) -> float:
         """What a simulated plan's replays take, and the copies that make them possible."""
