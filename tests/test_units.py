@@ -23,7 +23,8 @@ from holdover.units import binary_unit, format_bytes, format_parts, format_share
         (" 1.5MiB ", 3 * 2**19),
         ("16GB", 16 * 10**9),
         ("1_000kB", 10**6),
-        ("4096", 4096),
+        ("4096B", 4096),
+        ("1048576", 2**20),
         ("0", 0),
         ("7B", 7),
         (".5KiB", 512),
@@ -38,7 +39,7 @@ def test_sizes_are_read(text: int | str, nbytes: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("16gb?", "cannot read '16gb?' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096"),
+        ("16gb?", "cannot read '16gb?' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096B"),
         ("16gb", "'16gb' can be read in two ways: write 16GiB (17,179,869,184 bytes) or 16GB (16,000,000,000 bytes)"),
         ("16G", "'16G' can be read in two ways: write 16GiB (17,179,869,184 bytes) or 16GB (16,000,000,000 bytes)"),
         ("2k", "'2k' can be read in two ways: write 2KiB (2,048 bytes) or 2kB (2,000 bytes)"),
@@ -47,8 +48,13 @@ def test_sizes_are_read(text: int | str, nbytes: int) -> None:
             "unknown unit 'ell' in '3 ell': the units are B, KiB, MiB, GiB, TiB and kB, KB, MB, GB, TB",
         ),
         ("1.5", "'1.5' is not a whole number of bytes: give it a unit, such as 1.5GiB"),
-        ("", "cannot read '' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096"),
-        ("-1GiB", "cannot read '-1GiB' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096"),
+        ("", "cannot read '' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096B"),
+        ("-1GiB", "cannot read '-1GiB' as a size: write a number and a unit, such as 24GiB, 512MiB or 4096B"),
+        ("70", "'70' has no unit, and would be 70 bytes: write 70MiB or 70GiB, or 70B if bytes are meant"),
+        (
+            "4_096",
+            "'4_096' has no unit, and would be 4,096 bytes: write 4096MiB or 4096GiB, or 4096B if bytes are meant",
+        ),
         (-1, "a size cannot be negative: -1"),
         (True, "cannot read True as a size: give a whole number of bytes, or text such as '24GiB'"),
         (1.5e9, "cannot read 1500000000.0 as a size: give a whole number of bytes, or text such as '24GiB'"),
@@ -66,6 +72,16 @@ def test_budgets_are_bytes_shares_or_min() -> None:
     assert isinstance(parse_budget("100 %"), float)
     assert parse_budget("min") == parse_budget(" MIN ") == "min"
     assert parse_budget("2GiB") == parse_budget(2**31) == 2**31
+
+
+@pytest.mark.parametrize(
+    ("budget", "share"), [("70", "70%"), ("100", "100%"), ("0.7", "70%"), ("1.5", "1.5%"), (0.5, "50%"), ("101", "80%")]
+)
+def test_a_number_alone_is_no_budget_but_names_the_share_it_may_have_meant(budget: str, share: str) -> None:
+    with pytest.raises(holdover.UnitError) as caught:
+        parse_budget(budget)
+    assert f'A budget may also be a share of the step\'s own peak ("{share}") or "min"' in str(caught.value)
+    assert parse_budget(70) == parse_budget("70B") == 70  # a number that is no text is bytes
 
 
 @pytest.mark.parametrize("budget", ["0%", "101%", "0", 0, "maximum", "-5%", "50 percent", 0.5])

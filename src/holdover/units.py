@@ -18,19 +18,22 @@ _SIZES = _BINARY | _DECIMAL
 _NUMBER = r"(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*")
 _SHARE = re.compile(rf"\s*{_NUMBER}\s*%\s*")
+_BARE = 2**20
+"""Bytes from which text may do without a unit."""
 
 
 def parse_bytes(size: int | str) -> int:
     """Read a number of bytes.
 
     Args:
-        size: a whole number of bytes, or text: "24GiB", "1.5 MiB", "16GB" (10^9), "4096".
+        size: a whole number of bytes, or text: "24GiB", "1.5 MiB", "16GB" (10^9), "4096B". Text may do without a unit
+            from 1 MiB on; below, the unit was forgotten.
 
     Returns:
         The bytes, rounded down.
 
     Raises:
-        UnitError: the size cannot be read, is negative, or its unit has two readings ("16gb", "16G").
+        UnitError: the size cannot be read, is negative, its unit has two readings ("16gb") or is missing ("70").
 
     >>> parse_bytes("1.5KiB"), parse_bytes("1kB"), parse_bytes(7)
     (1536, 1000, 7)
@@ -39,7 +42,7 @@ def parse_bytes(size: int | str) -> int:
         return _whole(size)
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise UnitError(f"cannot read {size!r} as a size: write a number and a unit, such as 24GiB, 512MiB or 4096")
+        raise UnitError(f"cannot read {size!r} as a size: write a number and a unit, such as 24GiB, 512MiB or 4096B")
     number, unit = match.group(1).replace("_", ""), match.group(2)
     factor = _SIZES.get(unit or "B")
     if factor is None and unit.lower() in ("kib", "mib", "gib", "tib"):
@@ -47,6 +50,11 @@ def parse_bytes(size: int | str) -> int:
     if factor is None:
         raise UnitError(_unknown_unit(size, number, unit))
     if "." not in number:
+        if not unit and 0 < int(number) < _BARE:
+            raise UnitError(
+                f"{size.strip()!r} has no unit, and would be {int(number):,} bytes: write {number}MiB or {number}GiB, "
+                f"or {number}B if bytes are meant"
+            )
         return int(number) * factor
     if factor == 1:
         raise UnitError(f"{size!r} is not a whole number of bytes: give it a unit, such as {number}GiB")
@@ -105,10 +113,23 @@ def parse_budget(budget: int | str) -> int | float | Literal["min"]:
     try:
         size = parse_bytes(budget)
     except UnitError as error:
-        raise UnitError(f'{error}. A budget may also be a share of the step\'s own peak ("80%") or "min"') from None
+        example = _share_like(budget)
+        raise UnitError(
+            f'{error}. A budget may also be a share of the step\'s own peak ("{example}") or "min"'
+        ) from None
     if size == 0:
         raise UnitError('a budget of 0 bytes makes no sense: "min" asks for the lowest peak that can be reached')
     return size
+
+
+def _share_like(budget: Any) -> str:
+    """The share that a number without a unit may have meant, 70 as well as 0.7; else an example."""
+    try:
+        number = float(budget)
+    except (TypeError, ValueError):
+        return "80%"
+    percent = 100 * number if number < 1 else number
+    return f"{percent:g}%" if 0 < percent <= 100 else "80%"
 
 
 def binary_unit(nbytes: int) -> str:

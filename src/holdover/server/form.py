@@ -87,7 +87,7 @@ whole number from 1 to 65,536
         errors.setdefault("device", str(error))
     try:
         if texts["budget"]:
-            parse_budget(int(texts["budget"]) if texts["budget"].isdecimal() else texts["budget"])
+            parse_budget(texts["budget"])
     except UnitError as error:
         errors.setdefault("budget", str(error))
     if errors:
