@@ -22,6 +22,7 @@ from holdover.trace.replace import replace_tensors
 from holdover.trace.step import (
     OptimizerSpec,
     autocast_for,
+    check_optimizer,
     check_precision,
     checked_loss,
     make_optimizer,
@@ -88,6 +89,7 @@ def record(
     ['aten.t.default', 'aten.addmm.default']
     """
     check_precision(precision)
+    check_optimizer(optimizer)
     if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):
         raise TraceError(f"args must be a tuple of the model's arguments, not {type(args).__name__}: write args=(x,).")
     if not isinstance(model, torch.nn.Module):

@@ -101,16 +101,24 @@ def make_optimizer(spec: OptimizerSpec, model: torch.nn.Module) -> torch.optim.O
     """
     if spec is None or isinstance(spec, torch.optim.Optimizer):
         return spec
+    check_optimizer(spec)
     if isinstance(spec, str):
         name = spec.lower()
-        if name not in OPTIMIZERS:
-            raise TraceError(f"Unknown optimizer {spec!r}. Known names: {', '.join(sorted(OPTIMIZERS))}.")
         kwargs: dict[str, Any] = {"lr": 1e-3} if name == "sgd" else {}
         return OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad], **kwargs)
     made = spec(p for p in model.parameters() if p.requires_grad)
     if not isinstance(made, torch.optim.Optimizer):
         raise TraceError(f"optimizer= returned {type(made).__name__}, not a torch.optim.Optimizer.")
     return made
+
+
+def check_optimizer(spec: OptimizerSpec) -> None:
+    if isinstance(spec, str) and spec.lower() not in OPTIMIZERS:
+        raise TraceError(
+            f"Unknown optimizer {spec!r}. Known names: {', '.join(sorted(OPTIMIZERS))}; None, or none on the "
+            "command line, is forward and backward alone. Any other is given in Python, as an "
+            "Optimizer or as a function that makes one of the parameters."
+        )
 
 
 def check_precision(precision: str | None) -> None:
