@@ -60,6 +60,14 @@ def place_of(device: str | None) -> Place:
             f"device={device!r} says no card's size. Put the model and its inputs on the card and leave device= out, "
             f"or name a card, which need not be here: {names}."
         )
+    if _is_torch_device(device):
+        names = ", ".join(all_cards())
+        raise DeviceError(
+            f"device={device!r} is none that steps can be recorded for: known are 'cpu', the CUDA devices of this "
+            "machine (put the model and its inputs on one and leave device= out), and cards by name, which need not be "
+            f"here (`holdover devices` lists them: {names}). Give device='cpu', whose tensors come nearest, or a card; "
+            "--devices or HOLDOVER_DEVICES names a file with cards of your own."
+        )
     try:
         found = card(device)
     except DeviceError as error:
@@ -67,6 +75,14 @@ def place_of(device: str | None) -> Place:
     if found.capability is None:
         raise DeviceError(f"{found.title} is AMD's: what PyTorch does on it is not known here, only on CUDA cards")
     return Place(card=found)
+
+
+def _is_torch_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
