@@ -136,6 +136,11 @@ def test_a_plan_says_what_it_does_and_why(step: Recorded) -> None:
     ("name", "said"),
     [
         ("1.akt", "there is no module or tensor '1.akt' in this step; near it: 1.act"),
+        ("act", "there is no module or tensor 'act' in this step; near it: 0.act, 1.act"),
+        ("act:gelu", "near it: 0.act:gelu, 1.act:gelu"),
+        ("gelu", "near it: 0.act:gelu, 1.act:gelu"),
+        ("atc", "near it: 0.act, 1.act"),
+        ("up.weight", "near it: 0.up.weight, 1.up.weight"),
         ("1.act:relu", "1.act has no op 'relu'; its ops: 1.act:0 (aten.gelu.default)"),
         ("1.act:7", "1.act has no op '7'"),
         ("zzzz", "there is no module or tensor 'zzzz' in this step; it begins with: 0, 0.up"),

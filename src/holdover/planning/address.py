@@ -97,7 +97,23 @@ def _unknown(trace: Trace, text: str, names: Iterable[str]) -> str:
         if own:
             return f"{module or 'the model itself'} has no op {op!r}; its ops: {', '.join(list(own)[:12])}"
     choices = dict.fromkeys([*paths, *names])
-    near = difflib.get_close_matches(text, choices, n=5, cutoff=0.4) or [n for n in choices if text and text in n][:5]
+    near = _near(trace, text, paths, choices)[:5]
     return f"there is no module or tensor {text!r} in this step" + (
         f"; near it: {', '.join(near)}" if near else f"; it begins with: {', '.join(list(choices)[:5])}"
+    )
+
+
+def _near(trace: Trace, text: str, paths: Iterable[str], choices: Iterable[str]) -> list[str]:
+    """Names like `text`: those that it is the end of, as what stands before is easily left out; else like spellings."""
+    module, colon, op = text.partition(":")
+    tails: dict[str, list[str]] = {}
+    for path in dict.fromkeys(paths):
+        tails.setdefault(path.rpartition(".")[2], []).append(path)
+    return (
+        [path + colon + op for path in dict.fromkeys(paths) if path.endswith(f".{module}")]
+        or [name for name in choices if name.endswith(f".{text}")]
+        or list(dict.fromkeys(f"{_home(name)}:{text}" for name, v in _made(trace).items() if _is_named(trace, v, text)))
+        or [path + colon + op for like in difflib.get_close_matches(module, tails, cutoff=0.6) for path in tails[like]]
+        or difflib.get_close_matches(text, choices, n=5, cutoff=0.4)
+        or [name for name in choices if text and text in name]
     )
