@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import holdover
+from holdover.cli.model_spec import load
+
 from .conftest import Run
 
 
@@ -63,17 +66,94 @@ def test_a_file_that_cannot_be_imported_is_explained(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("option", "value", "said"),
     [
-        ("--optimizer", "newton"),
-        ("--precision", "12-bit"),
-        ("--device", "abacus"),
+        (
+            "--optimizer",
+            "muon",
+            "Unknown optimizer 'muon'. Known names: adafactor, adagrad, adam, adamw, rmsprop, sgd;",
+        ),
+        ("--precision", "12-bit", "Unknown precision '12-bit'. Known: 32-true, bf16-mixed"),
+        ("--device", "abacus", "unknown card 'abacus'; the table has t4-16gb"),
+        (
+            "--device",
+            "mps",
+            "device='mps' is none that steps can be recorded for: known are 'cpu', the CUDA devices of",
+        ),
     ],
 )
-def test_bad_options_are_explained(run: Run, factories: Path, arguments: tuple[str, str]) -> None:
-    done = run("estimate", f"{factories}:other", *arguments)
+def test_bad_options_are_explained_before_the_work(
+    run: Run, factories: Path, option: str, value: str, said: str
+) -> None:
+    done = run("estimate", f"{factories}:other", option, value)
     assert done.returncode == 2
-    assert f"'{arguments[1]}'" in done.stderr
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "building" not in done.stderr
+
+
+SIZED = """
+import torch
+
+def sized(width=3, *, batch=2):
+    return torch.nn.Linear(width, 1), (torch.ones(batch, width),)
+
+def any_size(**sizes):
+    return torch.nn.Linear(3, 1), (torch.ones(sizes.get("batch", 5), sizes.get("seq", 7), 3),)
+
+def fixed():
+    return sized()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "sizes", "shape"),
+    [
+        ("sized", {}, (2, 3)),
+        ("sized", {"batch": 9}, (9, 3)),
+        ("any_size", {"batch": 4, "seq": 6}, (4, 6, 3)),
+        ("fixed", {}, (2, 3)),
+    ],
+)
+def test_sizes_reach_a_factory_that_has_parameters_for_them(
+    tmp_path: Path, factory: str, sizes: dict[str, int], shape: tuple[int, ...]
+) -> None:
+    path = tmp_path / "sized_factories.py"
+    path.write_text(SIZED)
+    assert load(f"{path}:{factory}", **sizes, meta=True).args[0].shape == shape  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("factory", "sizes", "said"),
+    [
+        (
+            "sized",
+            {"seq": 4},
+            "--seq 4 does not reach sized() of {path}, which has no parameter 'seq', only width, batch.",
+        ),
+        (
+            "fixed",
+            {"batch": 4},
+            "--batch 4 does not reach fixed() of {path}, which has no parameter 'batch', nor any other",
+        ),
+    ],
+)
+def test_sizes_that_would_not_reach_the_factory_are_refused(
+    tmp_path: Path, factory: str, sizes: dict[str, int], said: str
+) -> None:
+    path = tmp_path / "sized_factories.py"
+    path.write_text(SIZED)
+    with pytest.raises(holdover.ModelSpecError) as caught:
+        load(f"{path}:{factory}", **sizes, meta=True)  # type: ignore[arg-type]
+    assert said.format(path=path) in str(caught.value)
+    assert "Leave it out, and the factory decides; or give it that parameter, as in def make(" in str(caught.value)
+
+
+def test_a_batch_that_the_factory_does_not_take_is_bad_input(run: Run, factories: Path) -> None:
+    for command in (("estimate",), ("plan", "--budget", "min"), ("verify", "--budget", "min")):
+        done = run(command[0], f"{factories}:other", *command[1:], "--batch", "4")
+        assert done.returncode == 2
+        assert "--batch 4 does not reach other()" in done.stderr
 
 
 def test_versions(run: Run) -> None:

@@ -72,7 +72,12 @@ def test_advise_exits_by_whether_anything_fits(run: Run, factories: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("memory", "said"), [("much", "cannot read 'much' as a size"), ("0", "memory of 0 bytes makes no sense")]
+    ("memory", "said"),
+    [
+        ("much", "cannot read 'much' as a size"),
+        ("0", "memory of 0 bytes makes no sense"),
+        ("24", "'24' has no unit, and would be 24 bytes: write 24MiB or 24GiB, or 24B if bytes are meant"),
+    ],
 )
 def test_bad_memory_is_explained(run: Run, factories: Path, memory: str, said: str) -> None:
     done = run("advise", f"{factories}:other", "--memory", memory)

@@ -62,6 +62,8 @@ def test_classes_and_names_are_built_without_their_memory(run: Run) -> None:
         ("transformers:empty.json", 'empty.json is not a transformers configuration: it has no "model_type"'),
         ("transformers:broken.json", "broken.json is not JSON"),
         ("timm:resnet19", "timm has no model 'resnet19'"),
+        ("timm:resnet18", "--seq 16: resnet18 takes images, which have no tokens to count; leave the option out"),
+        ("torchvision:resnet18", "--seq 16: resnet18 takes images"),
         ("torchvision:resnet5", "torchvision has no model 'resnet5'; near it: "),
     ],
 )
@@ -72,7 +74,7 @@ def test_what_a_library_does_not_have_is_told(
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(holdover.ModelSpecError) as caught:
-        load(model, batch=2, seq=None, meta=True)
+        load(model, batch=2, seq=16, meta=True)
     assert said in str(caught.value)
 
 

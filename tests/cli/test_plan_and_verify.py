@@ -33,6 +33,11 @@ def test_plan_then_verify(run: Run, factories: Path, tmp_path: Path) -> None:
     done = run("verify", f"{factories}:other", "--plan", "plan.json")
     assert done.returncode == 2
     assert "made for another model" in done.stderr
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "optimizer": "Muon"}))
+    done = run("verify", model, "--plan", "plan.json")
+    assert done.returncode == 2
+    assert "the plan counts the optimizer Muon, which was made in Python and is not known by name here" in done.stderr
+    assert "building" not in done.stderr
 
 
 def test_plan_prints_json(run: Run, factories: Path) -> None:
@@ -55,6 +60,10 @@ def test_verify_plans_for_itself(run: Run, factories: Path) -> None:
         ("120%", "share of the step's own peak"),
         ("0", "a budget of 0 bytes makes no sense"),
         ("1KiB", "cannot be met"),
+        (
+            "70",
+            "'70' has no unit, and would be 70 bytes: write 70MiB or 70GiB, or 70B if bytes are meant. A budget may",
+        ),
     ],
 )
 def test_bad_budgets_are_explained(run: Run, factories: Path, budget: str, said: str) -> None:

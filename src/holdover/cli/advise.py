@@ -9,52 +9,40 @@ import typer
 
 from holdover.cli.common import (
     BROKEN_PROMISE,
-    BatchOption,
-    DeviceOption,
-    DevicesOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
-    SeqOption,
-    add_devices,
+    StepOptions,
     fails_politely,
-    named_optimizer,
     show,
     show_json,
-    stage,
+    with_step_options,
 )
 
 
 @fails_politely
+@with_step_options
 def advise(
     model: ModelArgument,
+    *,
     memory: Annotated[
         str, typer.Option("--memory", help="What there is for the step: 24GiB; on a card, for the whole process.")
     ],
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
-    batch: BatchOption = 8,
-    seq: SeqOption = None,
+    options: StepOptions,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take for each plan, about.")
     ] = 10.0,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether memory or time is the tighter constraint, and what follows, with what each way costs."""
-    from holdover.cli.model_spec import load
     from holdover.planning.advise import advice_for
     from holdover.planning.batch import Subject
     from holdover.report.advice_view import advice_view
     from holdover.units import parse_bytes
 
-    memory_bytes = parse_bytes(int(memory) if memory.isdecimal() else memory)
-    add_devices(devices)
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
-    subject = Subject(step.model, step.args, step.kwargs, step.loss, named_optimizer(optimizer), precision, device)
+    memory_bytes = parse_bytes(memory)
+    options.checked()
+    step = options.build(model)
+    subject = Subject(step.model, step.args, step.kwargs, step.loss, **options.keywords)
     began = time.perf_counter()
 
     def say(what: str) -> None:

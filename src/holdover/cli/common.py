@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import sys
@@ -10,14 +11,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
 
 from holdover.errors import HoldoverError
 from holdover.report.text import render
+
+if TYPE_CHECKING:
+    from holdover.cli.model_spec import ModelStep
+    from holdover.memory.on_card import Place
 
 P = ParamSpec("P")
 
@@ -38,14 +44,15 @@ OptimizerOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option("--precision", help="32-true, bf16-mixed, bf16-true, 16-mixed. [default: as the model is]"),
+    typer.Option("--precision", help="32-true, bf16-mixed, bf16-true, 16-mixed.", show_default="as the model is"),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
         help="The device to estimate for: cpu, or a card that need not be here, such as h100-80gb (`holdover devices` "
-        "lists them). [default: where the tensors are]",
+        "lists them).",
+        show_default="where the tensors are",
     ),
 ]
 DevicesOption = Annotated[
@@ -54,9 +61,23 @@ DevicesOption = Annotated[
         "--devices", help="A JSON file with cards of your own. HOLDOVER_DEVICES names one too.", show_default=False
     ),
 ]
-BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Batch size, for the models of a library.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        help="Batch size, for the models of a library, and for a factory with a parameter of this name.",
+        show_default="8, or the factory's own",
+    ),
+]
 SeqOption = Annotated[
-    int | None, typer.Option("--seq", min=1, help="Tokens per sample, for text. [default: 512, or the model's most]")
+    int | None,
+    typer.Option(
+        "--seq",
+        min=1,
+        help="Tokens per sample, for text, and for a factory with a parameter of this name.",
+        show_default="512, or the model's most",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead.")]
 
@@ -64,8 +85,17 @@ _stderr = Console(stderr=True, highlight=False)
 
 
 def named_optimizer(name: str) -> str | None:
-    """`--optimizer none` is no optimizer."""
-    return None if name.lower() == "none" else name
+    """`--optimizer none` is no optimizer.
+
+    Raises:
+        TraceError: there is none of this name.
+    """
+    from holdover.trace.step import check_optimizer
+
+    if name.lower() == "none":
+        return None
+    check_optimizer(name)
+    return name
 
 
 def add_devices(path: Path | None) -> None:
@@ -78,6 +108,66 @@ def add_devices(path: Path | None) -> None:
         from holdover.cost.devices import add_cards
 
         add_cards(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Which training step a command is about, beside its MODEL; the fields are its options, in the order of --help."""
+
+    optimizer: OptimizerOption = "adamw"
+    precision: PrecisionOption = None
+    device: DeviceOption = None
+    devices: DevicesOption = None
+    batch: BatchOption = None
+    seq: SeqOption = None
+
+    def checked(self) -> Place:
+        """Where the step is to run. What is wrong is told before the work.
+
+        Raises:
+            HoldoverError: there is no such device, optimizer or precision, or the file of cards cannot be read.
+        """
+        from holdover.memory.on_card import place_of
+        from holdover.trace.step import check_precision
+
+        add_devices(self.devices)
+        named_optimizer(self.optimizer)
+        check_precision(self.precision)
+        return place_of(self.device)
+
+    def build(self, model: str) -> ModelStep:
+        """The model that MODEL stands for, with its inputs, where possible without their memory."""
+        from holdover.cli.model_spec import load
+
+        with stage(f"building {model}"):
+            return load(model, batch=self.batch, seq=self.seq, meta=True)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """As `holdover.estimate` and `holdover.plan` take them."""
+        return {
+            "optimizer": named_optimizer(self.optimizer), "precision": self.precision, "device": self.device,
+        }  # fmt: skip
+
+
+def with_step_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gather the options of a training step in the command's argument `options`; typer sees one parameter for each."""
+    hints = get_type_hints(StepOptions, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    step = [
+        inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in fields(StepOptions)
+    ]
+    seen: list[inspect.Parameter] = []
+    for own in inspect.signature(command, eval_str=True).parameters.values():
+        seen += step if own.name == "options" else [own.replace(kind=keyword)]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(options=StepOptions(**{each.name: given.pop(each.name) for each in step}), **given)
+
+    run.__dict__["__signature__"] = inspect.Signature(seen)
+    run.__annotations__ = {each.name: each.annotation for each in seen}
+    return run
 
 
 def fails_politely(command: Callable[P, None]) -> Callable[P, None]:

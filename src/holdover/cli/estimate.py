@@ -8,33 +8,24 @@ from typing import Annotated
 import typer
 
 from holdover.cli.common import (
-    BatchOption,
-    DeviceOption,
-    DevicesOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
-    SeqOption,
-    add_devices,
+    StepOptions,
     check_writable,
     fails_politely,
-    named_optimizer,
     show,
     show_json,
     stage,
+    with_step_options,
 )
 
 
 @fails_politely
+@with_step_options
 def estimate(
     model: ModelArgument,
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
-    batch: BatchOption = 8,
-    seq: SeqOption = None,
+    *,
+    options: StepOptions,
     snapshot: Annotated[
         Path | None,
         typer.Option(
@@ -47,28 +38,22 @@ def estimate(
 ) -> None:
     """Tell what a training step will hold in memory, before it runs."""
     import holdover
-    from holdover.cli.model_spec import load
     from holdover.errors import DeviceError
-    from holdover.memory.on_card import place_of
     from holdover.report.estimate_view import estimate_view
 
-    add_devices(devices)
-    place = place_of(device)  # a wrong name is told before the work
+    place = options.checked()
     if snapshot is not None:
         if place.card is None:
             raise DeviceError("--snapshot shows a card's allocator: name one by --device, such as h100-80gb")
         check_writable(snapshot)
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
+    step = options.build(model)
     with stage("recording the step"):
         found = holdover.estimate(
             step.model,
             step.args,
             step.kwargs,
             loss=step.loss,
-            optimizer=named_optimizer(optimizer),
-            precision=precision,
-            device=device,
+            **options.keywords,
         )
     if snapshot is not None:
         found.save_snapshot(snapshot)

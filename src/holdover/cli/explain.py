@@ -8,27 +8,23 @@ from typing import Annotated
 import typer
 
 from holdover.cli.common import (
-    BatchOption,
-    DeviceOption,
-    DevicesOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
-    SeqOption,
-    add_devices,
+    StepOptions,
     fail,
     fails_politely,
-    named_optimizer,
     show,
     show_json,
     stage,
+    with_step_options,
 )
 
 
 @fails_politely
+@with_step_options
 def explain(
     model: ModelArgument,
+    *,
     target: Annotated[
         str,
         typer.Argument(
@@ -44,16 +40,10 @@ def explain(
     plan: Annotated[
         Path | None, typer.Option("--plan", help="The same for a plan from a file.", show_default=False)
     ] = None,
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
-    batch: BatchOption = 8,
-    seq: SeqOption = None,
+    options: StepOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Tell why a tensor is held for backward, and what dropping it would save at the peak and cost."""
-    from holdover.cli.model_spec import load
     from holdover.planning.explain import explain_of
     from holdover.planning.plan import Plan
     from holdover.planning.steps import recorded
@@ -62,16 +52,12 @@ def explain(
 
     if budget is not None and plan is not None:
         fail("give --plan FILE or --budget SIZE, not both")
-    add_devices(devices)
-    wanted = parse_budget(int(budget) if budget.isdecimal() else budget) if budget is not None else None
+    options.checked()
+    wanted = parse_budget(budget) if budget is not None else None
     chosen = Plan.load(plan) if plan is not None else None
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
+    step = options.build(model)
     with stage("recording the step"):
-        found = recorded(
-            step.model, step.args, step.kwargs, loss=step.loss, optimizer=named_optimizer(optimizer),
-            precision=precision, device=device,
-        )  # fmt: skip
+        found = recorded(step.model, step.args, step.kwargs, loss=step.loss, **options.keywords)
     if wanted is not None:
         with stage("planning"):
             chosen = found.plan(wanted)

@@ -9,36 +9,27 @@ from typing import Annotated
 import typer
 
 from holdover.cli.common import (
-    BatchOption,
-    DeviceOption,
-    DevicesOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
-    SeqOption,
-    add_devices,
+    StepOptions,
     check_writable,
     fails_politely,
-    named_optimizer,
     show,
     show_json,
     stage,
+    with_step_options,
 )
 
 
 @fails_politely
+@with_step_options
 def frontier(
     model: ModelArgument,
+    *,
     png: Annotated[
         Path | None, typer.Option("--png", help="Also draw it to this file (.png, .svg, .pdf).", show_default=False)
     ] = None,
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
-    batch: BatchOption = 8,
-    seq: SeqOption = None,
+    options: StepOptions,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take.")
     ] = 60.0,
@@ -46,25 +37,21 @@ def frontier(
 ) -> None:
     """List the plans between the step as it is and its lowest peak: what each byte costs in time."""
     import holdover
-    from holdover.cli.model_spec import load
 
-    add_devices(devices)
+    options.checked()
     if png is not None:
         from holdover.report.figures.canvas import check_drawable
 
         check_writable(png)
         check_drawable(png)
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
+    step = options.build(model)
     with stage("recording the step, timing its ops, solving"):
         found = holdover.frontier(
             step.model,
             step.args,
             step.kwargs,
             loss=step.loss,
-            optimizer=named_optimizer(optimizer),
-            precision=precision,
-            device=device,
+            **options.keywords,
             time_limit=time_limit,
         )
     if png is not None:

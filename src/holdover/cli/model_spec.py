@@ -22,6 +22,7 @@ import torch
 from holdover.errors import ModelSpecError
 
 FORMS = "path/to/file.py:factory, transformers:CONFIG.json, transformers:CLASS, timm:NAME or torchvision:NAME"
+BATCH = 8  # where none is asked for
 CLASSES = 1000  # of an image classifier, where it does not say
 
 
@@ -35,29 +36,30 @@ class ModelStep:
     loss: Callable[[Any], torch.Tensor] | None = None
 
 
-def load(spec: str, *, batch: int, seq: int | None, meta: bool) -> ModelStep:
+def load(spec: str, *, batch: int | None = None, seq: int | None = None, meta: bool) -> ModelStep:
     """Build the training step that a MODEL argument names.
 
     Args:
         spec: one of the forms above.
-        batch, seq: sizes of the inputs, for models that come from a library.
+        batch, seq: sizes of the inputs, for models that come from a library, and for a factory that has parameters of
+            these names. None is the usual size, or the factory's own.
         meta: build the models of a library without their memory, where no number in them matters.
 
     Raises:
-        ModelSpecError: it cannot be read, found, imported or built.
+        ModelSpecError: it cannot be read, found, imported or built, or does not take such a size.
     """
     with contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints is no part of our output
         return _load(spec, batch, seq, meta)
 
 
-def _load(spec: str, batch: int, seq: int | None, meta: bool) -> ModelStep:
+def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelStep:
     kind, colon, name = spec.partition(":")
     if colon and name and kind in ("transformers", "timm", "torchvision"):
         place: AbstractContextManager[Any] = torch.device("meta") if meta else nullcontext()
         builder = {"transformers": _from_transformers, "timm": _from_timm, "torchvision": _from_torchvision}[kind]
         try:
             with place:
-                return builder(name, batch, seq)
+                return builder(name, batch or BATCH, seq)
         except ModelSpecError:
             raise
         except Exception as error:
@@ -65,7 +67,7 @@ def _load(spec: str, batch: int, seq: int | None, meta: bool) -> ModelStep:
     file, colon, factory = spec.rpartition(":")
     if not colon or not file or not factory:
         raise ModelSpecError(f"cannot read MODEL {spec!r}: write {FORMS}")
-    return _from_file(Path(file), factory)
+    return _from_file(Path(file), factory, {"batch": batch, "seq": seq})
 
 
 def _said(error: BaseException) -> str:
@@ -113,7 +115,7 @@ def _library(name: str) -> ModuleType:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, factory: str) -> ModelStep:
+def _from_file(path: Path, factory: str, sizes: Mapping[str, int | None]) -> ModelStep:
     module = _import_file(path)
     make = getattr(module, factory, None)
     if make is None:
@@ -122,11 +124,26 @@ def _from_file(path: Path, factory: str) -> ModelStep:
         raise ModelSpecError(f"{path} has no {factory!r}: {known}")
     if not callable(make):
         raise ModelSpecError(f"{factory!r} of {path} is a {type(make).__name__}, not a function that makes a model")
+    given = _taken(make, sizes, f"{factory}() of {path}")
     try:
-        made = make()
+        made = make(**given)
     except (Exception, SystemExit) as error:
         raise ModelSpecError(f"{factory}() of {path} raised {_said(error)}{_where(error, path)}") from error
     return _as_step(made, f"{factory}() of {path}")
+
+
+def _taken(make: Callable[..., Any], sizes: Mapping[str, int | None], what: str) -> dict[str, int]:
+    """The sizes that were asked for, which the factory has to have parameters for."""
+    asked = {name: size for name, size in sizes.items() if size is not None}
+    parameters = inspect.signature(make).parameters if asked else {}
+    for name, size in asked.items():
+        if name not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            own = f"only {', '.join(parameters)}" if parameters else "nor any other"
+            raise ModelSpecError(
+                f"--{name} {size} does not reach {what}, which has no parameter {name!r}, {own}. Leave it out, and "
+                f"the factory decides; or give it that parameter, as in def make({name}={size})"
+            )
+    return asked
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -196,6 +213,7 @@ def _from_transformers(name: str, batch: int, seq: int | None) -> ModelStep:
         kwargs = {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), side, side)}
         if "labels" in inspect.signature(model.forward).parameters:
             kwargs["labels"] = torch.randint(config.num_labels, (batch,))
+        _refuse_seq(seq, name)
         return ModelStep(model, (), kwargs)
     most = getattr(sizes, "max_position_embeddings", None) or getattr(sizes, "n_positions", None)
     length = seq or min(512, most or 512)
@@ -236,6 +254,7 @@ def _from_timm(name: str, batch: int, seq: int | None) -> ModelStep:
     if not timm.is_model(name):
         near = timm.list_models(f"*{name}*")[:5]
         raise ModelSpecError(f"timm has no model {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    _refuse_seq(seq, name)
     model = timm.create_model(name, pretrained=False)
     return _classifier(model, batch, timm.data.resolve_model_data_config(model)["input_size"])
 
@@ -245,7 +264,13 @@ def _from_torchvision(name: str, batch: int, seq: int | None) -> ModelStep:
     if name not in models.list_models():
         near = [known for known in models.list_models() if name in known][:5]
         raise ModelSpecError(f"torchvision has no model {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    _refuse_seq(seq, name)
     return _classifier(models.get_model(name, weights=None), batch, (3, 224, 224))
+
+
+def _refuse_seq(seq: int | None, name: str) -> None:
+    if seq is not None:
+        raise ModelSpecError(f"--seq {seq}: {name} takes images, which have no tokens to count; leave the option out")
 
 
 def _classifier(model: torch.nn.Module, batch: int, size: tuple[int, ...]) -> ModelStep:

@@ -9,21 +9,15 @@ from typing import Annotated
 import typer
 
 from holdover.cli.common import (
-    BatchOption,
-    DeviceOption,
-    DevicesOption,
     JsonOption,
     ModelArgument,
-    OptimizerOption,
-    PrecisionOption,
-    SeqOption,
-    add_devices,
+    StepOptions,
     check_writable,
     fails_politely,
-    named_optimizer,
     show,
     show_json,
     stage,
+    with_step_options,
     write_whole,
 )
 
@@ -39,54 +33,45 @@ BudgetKindOption = Annotated[
     str | None,
     typer.Option(
         "--budget-kind",
-        help="On a card, what the budget is for: reserved (bytes are then for the whole process) or allocated. "
-        "[default: reserved]",
+        help="On a card, what the budget is for: reserved (bytes are then for the whole process) or allocated.",
+        show_default="reserved",
     ),
 ]
 
 
 @fails_politely
+@with_step_options
 def plan(
     model: ModelArgument,
+    *,
     budget: BudgetOption,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.", show_default=False)
     ] = None,
-    optimizer: OptimizerOption = "adamw",
-    precision: PrecisionOption = None,
-    device: DeviceOption = None,
-    devices: DevicesOption = None,
+    options: StepOptions,
     budget_kind: BudgetKindOption = None,
-    batch: BatchOption = 8,
-    seq: SeqOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Choose what to recompute so that the step's peak meets a budget at the least extra time."""
     import holdover
-    from holdover.cli.model_spec import load
-    from holdover.memory.on_card import place_of
     from holdover.planning.on_card import budget_kind_of
     from holdover.report.plan_view import plan_view
     from holdover.units import parse_budget
 
     parse_budget(budget)
-    add_devices(devices)
-    budget_kind_of(budget_kind, place_of(device).card)  # what is wrong is told before the work
+    budget_kind_of(budget_kind, options.checked().card)
     if output is not None:
         check_writable(output)
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
+    step = options.build(model)
     with stage("recording the step, pricing its ops, solving"):
         found = holdover.plan(
             step.model,
             step.args,
             step.kwargs,
-            budget=int(budget) if budget.isdecimal() else budget,
+            budget=budget,
             budget_kind=budget_kind,
             loss=step.loss,
-            optimizer=named_optimizer(optimizer),
-            precision=precision,
-            device=device,
+            **options.keywords,
         )
     if output is not None:
         write_whole(output, found.to_json() + "\n")

@@ -34,15 +34,14 @@ def report(
         str | None,
         typer.Option(
             "--budget",
-            help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min. "
-            "[default: 70%, or min where that cannot be met]",
-            show_default=False,
+            help="The plan that the page opens with: 24GiB, 60% of the step's own peak, or min.",
+            show_default="70%, or min where that cannot be met",
         ),
     ] = None,
     optimizer: OptimizerOption = "adamw",
     precision: PrecisionOption = None,
     device: DeviceOption = None,
-    batch: BatchOption = 8,
+    batch: BatchOption = None,
     seq: SeqOption = None,
     sizes: Annotated[
         bool, typer.Option("--sizes/--no-sizes", help="Record other batch sizes, lengths and depths too.")
@@ -58,13 +57,13 @@ def report(
 
     if budget is not None:
         parse_budget(budget)
-    check_writable(output)
-    with stage(f"building {model}"):
-        step = load(model, batch=batch, seq=seq, meta=True)
     request = Request(
         budget=budget, optimizer=named_optimizer(optimizer), precision=precision, device=device, sizes=sizes,
         time_limit=time_limit,
     )  # fmt: skip
+    check_writable(output)
+    with stage(f"building {model}"):
+        step = load(model, batch=batch, seq=seq, meta=True)
     made = page_for(step.model, step.args, step.kwargs, step.loss, request, stage)
     if as_json:
         show_json(made)

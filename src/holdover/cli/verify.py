@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from holdover.cli.common import (
     stage,
 )
 
+if TYPE_CHECKING:
+    from holdover.planning.plan import Plan
+
 
 @fails_politely
 def verify(
@@ -32,10 +35,12 @@ def verify(
         str | None, typer.Option("--budget", help="Make a plan for this budget instead.", show_default=False)
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option("--optimizer", help="As for plan. [default: the plan's own, or adamw]")
+        str | None, typer.Option("--optimizer", help="As for plan.", show_default="the plan's own, or adamw")
     ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="As for plan. [default: the plan's own]")] = None,
-    batch: BatchOption = 8,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="As for plan.", show_default="the plan's own")
+    ] = None,
+    batch: BatchOption = None,
     seq: SeqOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,16 +55,13 @@ def verify(
     loaded = None if plan is None else holdover.Plan.load(plan)
     if budget is not None:
         parse_budget(budget)
+    if loaded is not None:
+        optimizer = optimizer or own_optimizer(loaded)
+        precision = precision or loaded.precision
+    shared: dict[str, Any] = {"optimizer": named_optimizer(optimizer or "adamw"), "precision": precision}
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=False)
-    if loaded is not None:
-        optimizer = optimizer or loaded.optimizer or "none"
-        precision = precision or loaded.precision
-    shared: dict[str, Any] = {
-        "loss": step.loss,
-        "optimizer": named_optimizer(optimizer or "adamw"),
-        "precision": precision,
-    }
+    shared["loss"] = step.loss
     if loaded is None:
         with stage("recording the step, timing its ops, solving"):
             loaded = holdover.plan(step.model, step.args, step.kwargs, budget=budget or "min", **shared)
@@ -71,3 +73,16 @@ def verify(
         show(verification_view(found))
     if not found.holds:
         raise typer.Exit(BROKEN_PROMISE)
+
+
+def own_optimizer(plan: Plan) -> str:
+    """The optimizer that a plan counts, by the name that a command takes."""
+    from holdover.trace.step import OPTIMIZERS
+
+    if plan.optimizer and plan.optimizer.lower() not in OPTIMIZERS:
+        fail(
+            f"the plan counts the optimizer {plan.optimizer}, which was made in Python and is not known by name here: "
+            "verify it there, holdover.verify(..., plan=plan, optimizer=...), or choose one of "
+            f"{', '.join(sorted(OPTIMIZERS))} or none by --optimizer"
+        )
+    return plan.optimizer or "none"

@@ -33,11 +33,12 @@ def work(wanted: dict[str, Any], say: Callable[[dict[str, str]], None], time_lim
 
     model = wanted["model"]
     say({"stage": f"building {model}"})
-    step = load(model, batch=wanted["batch"], seq=wanted["seq"], meta=model.startswith(LIBRARIES))
+    of_library = model.startswith(LIBRARIES)  # a file's factory decides for itself
+    step = load(model, batch=wanted["batch"] if of_library else None, seq=wanted["seq"], meta=of_library)
     optimizer = wanted["optimizer"].lower()
     budget = wanted["budget"]
     request = Request(
-        budget=int(budget) if budget.isdecimal() else budget or None,
+        budget=budget or None,
         optimizer=None if optimizer == "none" else optimizer, precision=wanted["precision"] or None,
         device=wanted["device"] or None, time_limit=time_limit,
     )  # fmt: skip
