@@ -72,7 +72,10 @@ def test_equal_blocks_are_one_graph_with_one_set_of_choices() -> None:
         block.compile()
     plan = planned(model, x, "min")
     assert len({choice.call for choice in plan.choices}) == 1
-    assert any("4 calls" in note for note in plan.notes)
+    assert any(note.startswith("1 compiled graph: graph 0 (4 calls)") for note in plan.notes)
+    assert {module.path for module in plan.modules} == {"graph 0"}
+    assert plan.choices[0].call not in str(plan)
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,24 @@ def test_removing_puts_back_what_was_there() -> None:
         holdover.remove_(model)
 
 
+def test_what_is_said_of_ops_alone_is_refused_for_compiled_code() -> None:
+    model, x = transformer(1), tokens()
+    plan = planned(model, x, "min")
+    holdover.apply_(model, plan)
+    with pytest.raises(ApplyError, match=r"for compiled code.*it has not run yet.*holdover\.verify"):
+        holdover.inspect(model)
+    results(model, x)
+    with pytest.raises(ApplyError, match="made 1 graph that the plan knows, and 0 that it does not"):
+        holdover.inspect(model)
+    holdover.remove_(model)
+    with pytest.raises(ApplyError, match="follows no plan"):
+        holdover.inspect(model)
+    with pytest.raises(ApplyError, match=r"places in the compiler's graphs.*apply_"):
+        plan.recompute()
+    with pytest.raises(PlanError, match="an estimate is of the ops that run without it"):
+        plan.to_html(holdover.estimate(model, (x,), loss=loss))
+
+
 def test_planning_leaves_the_model_alone() -> None:
     model, x = transformer(2, dropout=0.1), tokens()
     state, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -204,8 +225,9 @@ def test_a_budget_that_cannot_be_met_says_the_floor() -> None:
 def test_a_graph_that_the_plan_does_not_know_is_told_once() -> None:
     model, x = transformer(2, dropout=0.2), tokens()
     follower = holdover.apply_(twin(model), planned(model, x, "min")).eval()  # without dropout: another graph
-    with pytest.warns(UserWarning, match=r"does not know.*train and eval mode"):
+    with pytest.warns(UserWarning, match=r"does not know.*it knows 1 other graph\..*train and eval mode") as said:
         follower(x)
+    assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         follower(x[:, :32])

@@ -25,6 +25,7 @@ from holdover.integrations.capture import GRAPH
 from holdover.integrations.partition import Partition
 from holdover.integrations.regions import Former, compile_regions, is_compiled, regions
 from holdover.recompute.apply import installation_of
+from holdover.recompute.shapes import users_level
 
 if TYPE_CHECKING:
     from holdover.planning.plan import Plan
@@ -55,7 +56,7 @@ class PlannedBackend:
             run = split(gm, inputs)
         if self.partition.script and self.partition.unmatched and not self.partition.matched and not self.warned:
             self.warned = True
-            warnings.warn(_unknown_graph(self.plan, self.partition.unmatched[-1]), stacklevel=2)
+            warnings.warn(_unknown_graph(self.plan), stacklevel=users_level())
         return run
 
 
@@ -64,12 +65,13 @@ def script_of(plan: Plan) -> dict[str, frozenset[int]]:
     return {call.removeprefix(GRAPH): frozenset(ops) for call, ops in plan.script.items()}
 
 
-def _unknown_graph(plan: Plan, fingerprint: str) -> str:
+def _unknown_graph(plan: Plan) -> str:
+    known = len({c.call for c in plan.choices})
     return (
-        f"torch.compile made a graph ({fingerprint}) that the plan for this {plan.model} does not know, and compiles "
-        f"it without recomputation. The plan is for {plan.inputs or 'no inputs'}; it knows "
-        f"{', '.join(sorted({c.call.removeprefix(GRAPH) for c in plan.choices}))}. What is compiled (whole model or "
-        "single blocks), train and eval mode, precision and which parameters are trained must be as when it was planned"
+        f"torch.compile made a graph that the plan for this {plan.model} does not know, and compiles it without "
+        f"recomputation. The plan is for {plan.inputs or 'no inputs'}; it knows {known} other "
+        f"graph{'s' * (known > 1)}. What is compiled (whole model or single blocks), train and eval mode, precision "
+        "and which parameters are trained must be as when it was planned"
     )
 
 
@@ -118,15 +120,23 @@ def apply_compiled(model: torch.nn.Module, plan: Plan) -> None:
             "again for the model as it is now, or apply the plan to a model in which nothing is compiled"
         )
     planned = backend(plan)
-    _APPLIED[model] = compile_regions(model, planned, wanted)
+    _APPLIED[model] = planned, compile_regions(model, planned, wanted)
 
 
 def remove_compiled(model: torch.nn.Module) -> bool:
     """Take a plan of compiled code off again; what was compiled before is so as before. False if there is none."""
-    undo = _APPLIED.pop(model, None)
-    for former in undo or ():
+    applied = _APPLIED.pop(model, None)
+    if applied is None:
+        return False
+    for former in applied[1]:
         former.restore()
-    return undo is not None
+    return True
+
+
+def backend_of(model: torch.nn.Module) -> PlannedBackend | None:
+    """The backend of the plan of compiled code that the model follows; None if there is none."""
+    applied = _APPLIED.get(model)
+    return None if applied is None else applied[0]
 
 
 def _named(names: Iterable[str]) -> str:
@@ -134,4 +144,4 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-_APPLIED: weakref.WeakKeyDictionary[torch.nn.Module, list[Former]] = weakref.WeakKeyDictionary()
+_APPLIED: weakref.WeakKeyDictionary[torch.nn.Module, tuple[PlannedBackend, list[Former]]] = weakref.WeakKeyDictionary()

@@ -63,7 +63,15 @@ def plan_compiled(
             f"torch.compile made no graph with a backward of this {type(model).__name__}: there is nothing to plan. "
             "Frozen parameters, a graph break at every op or torch.compiler.disable may be why."
         )
+    _number_graphs(recording)
     return _solved(recording, budget, backend, precision, time_limit)
+
+
+def _number_graphs(recording: Recording) -> None:
+    """Call graphs what people can read, in the order in which they come: "graph 0". Their keys stay fingerprints."""
+    names = {f"{GRAPH}{fingerprint}": f"graph {n}" for n, fingerprint in enumerate(recording.graphs)}
+    for i, call in enumerate(recording.trace.calls):
+        recording.trace.calls[i] = replace(call, path=names.get(call.key, call.path))
 
 
 def _solved(
@@ -101,8 +109,10 @@ def _graph_notes(recording: Recording) -> list[str]:
     graphs = recording.graphs
     if list(graphs.values()) == [1]:
         return []
-    calls = ", ".join(f"{name} ({number} calls)" if number > 1 else name for name, number in graphs.items())
-    return [f"{len(graphs)} compiled graphs: {calls}. Calls of one graph share its choices."]
+    numbers = enumerate(graphs.values())
+    calls = ", ".join(f"graph {n} ({number} calls)" if number > 1 else f"graph {n}" for n, number in numbers)
+    counted = f"{len(graphs)} compiled graph{'s' * (len(graphs) > 1)}"
+    return [f"{counted}: {calls}. Calls of one graph share its choices."]
 
 
 def _priced(recording: Recording, workspace: Mapping[int, int]) -> tuple[Problem, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -97,9 +99,12 @@ def inspect(model: torch.nn.Module) -> Inspection:
     Replayed counts grow while backward runs: ask after it.
 
     Raises:
-        ApplyError: no plan is applied to the model.
+        ApplyError: no plan is applied to the model, or one for compiled code, whose ops nobody watches.
     """
     installation = installation_of(model)
+    compiler = sys.modules.get("holdover.integrations.compile")
+    if compiler is not None and (backend := compiler.backend_of(model)) is not None:
+        raise ApplyError(_compiled(type(model).__name__, backend.partition))
     if installation is None:
         raise ApplyError(
             f"this {type(model).__name__} follows no plan: apply one first with holdover.apply_(model, plan)"
@@ -107,6 +112,21 @@ def inspect(model: torch.nn.Module) -> Inspection:
     if installation.last is None:
         return Inspection(installation.plan_id, 0, (), (), 0, 0, 0, 0, 0)
     return inspection_of(installation.last, installation.plan_id)
+
+
+def _compiled(name: str, partition: Any) -> str:
+    """What can be said of a plan for compiled code."""
+    followed, others = len(set(partition.matched)), len(set(partition.unmatched))
+    so_far = (
+        f"so far the compiler made {followed} graph{'s' * (followed != 1)} that the plan knows, and {others} that it "
+        "does not"
+        if followed or others
+        else "it has not run yet"
+    )
+    return (
+        f"this {name} follows a plan for compiled code, where no op is watched as it runs; {so_far}. "
+        "holdover.verify(model, args, plan=plan) measures what the plan does to memory, time and gradients"
+    )
 
 
 def inspection_of(session: Session, plan_id: str = "") -> Inspection:

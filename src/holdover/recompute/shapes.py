@@ -59,7 +59,7 @@ class Guide:
         largest, compiled = self.planned[-1]
         if not self.warned:
             self.warned = True
-            warnings.warn(_larger(largest, seen), stacklevel=_users_level())
+            warnings.warn(_larger(largest, seen), stacklevel=users_level())
         return compiled
 
 
@@ -72,8 +72,8 @@ def guide_of(plan: Plan) -> Guide | None:
     return Guide(planned) if planned else None
 
 
-def _users_level() -> int:
-    """The `stacklevel` with which a warning of the caller names the user's line that led here: the first frame that is
+def users_level() -> int:
+    """The `stacklevel` with which a warning by the caller names the user's line that led here: the first frame that is
     neither PyTorch's nor holdover's. (`skip_file_prefixes` does this from Python 3.12 on.)"""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
