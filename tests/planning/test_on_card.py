@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -113,6 +114,52 @@ def test_the_lowest_peak_says_what_it_reserves() -> None:
     assert plan.unplanned_reserved_bytes is not None
     assert plan.predicted_peak_bytes <= plan.reserved_bytes < plan.unplanned_reserved_bytes
     assert "At most" not in plan.notes[0]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, 3, width // 3).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+def encoder_plan(budget: str, kind: str) -> Plan:
+    """For four blocks of a small ViT, all of whose tensors lie in segments of 20 MiB."""
+    with torch.device("meta"):
+        model, x = nn.Sequential(*(Block(192) for _ in range(4))), torch.zeros(8, 197, 192)
+    return holdover.plan(
+        model, (x,), budget=budget, budget_kind=kind, optimizer="adamw", device="h100-80gb", time_limit=4.0
+    )
+
+
+def test_more_reserved_memory_never_costs_more_though_it_comes_in_steps() -> None:
+    plans = [encoder_plan(budget, "reserved") for budget in ("min", "80%", "90%", "100%")]
+    for tight, wide in itertools.pairwise(plans):
+        assert wide.extra_time <= tight.extra_time + 0.01  # what the search does not find in its time
+        assert wide.bound_extra_time <= wide.extra_time
+    for plan in plans[1:]:
+        assert plan.reserved_bytes is not None
+        assert plan.budget_bytes is not None
+        assert plan.reserved_bytes <= plan.budget_bytes
+    assert plans[2].extra_time < plans[0].extra_time / 2
+
+
+def test_the_bound_knows_of_the_workspaces_that_are_always_there() -> None:
+    plan = encoder_plan("80%", "allocated")
+    assert plan.allocated_bytes is not None
+    assert plan.budget_bytes is not None
+    assert 0.97 * plan.budget_bytes < plan.allocated_bytes <= plan.budget_bytes
+    assert 0 < plan.bound_extra_time <= plan.extra_time
+    workspaces = 2 * card("h100-80gb").cublas_bytes  # of forward's thread and of autograd's
+    assert plan.predicted_peak_bytes + workspaces <= plan.allocated_bytes
 
 
 def test_a_frontier_for_a_card_says_what_each_plan_takes(plain: holdover.Estimate) -> None:

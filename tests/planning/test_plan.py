@@ -21,11 +21,12 @@ from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import workspaces
 from holdover.planning.classes import classes_of
 from holdover.planning.inputs import PlannedShape
-from holdover.planning.plan import Choice, Plan
+from holdover.planning.plan import Choice, Knee, Plan
 from holdover.planning.problem import Problem, build
 from holdover.planning.stages import partitions
 from holdover.trace.graph import Phase
 from holdover.trace.record import record
+from holdover.units import parse_bytes
 
 
 def stack(blocks: int = 4) -> nn.Module:
@@ -132,19 +133,53 @@ SHAPES = st.lists(
 ).map(tuple)  # fmt: skip
 
 
+@given(st.integers(1, 2**45))
+def test_the_budget_of_a_knee_is_enough_and_hardly_more(nbytes: int) -> None:
+    asked = parse_bytes(Knee(nbytes, 0.1).budget)
+    assert nbytes <= asked <= nbytes * 1.01 + 1
+
+
+class Thin(nn.Module):
+    """A chain of which little need be kept, at a steep price."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(30))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_the_lowest_peak_names_a_budget_that_costs_far_less() -> None:
+    model, args = Thin(), (torch.randn(2048, 16),)
+    lowest = holdover.plan(model, args, budget="min", time_limit=5)
+    assert lowest.knee is not None
+    assert lowest.floor_bytes < lowest.knee.budget_bytes < (3 * lowest.floor_bytes + lowest.unplanned_peak_bytes) / 4
+    assert lowest.knee.extra_time < 0.75 * lowest.extra_time
+    assert f'budget="{lowest.knee.budget}"' in str(lowest)
+    assert Plan.from_json(lowest.to_json()) == lowest
+    asked = holdover.plan(model, args, budget=lowest.knee.budget, time_limit=5)
+    assert asked.extra_time < 0.75 * lowest.extra_time
+    assert asked.knee is None
+    assert "last bytes" not in str(asked)
+
+
 @given(
     choices=st.lists(PLACES | NESTED, max_size=12).map(tuple),
     notes=st.lists(st.text(), max_size=2).map(tuple),
     shapes=SHAPES,
     further=st.lists(st.lists(PLACES | NESTED, max_size=4).map(tuple), max_size=2),
     times=st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)),
+    knee=st.none() | st.builds(Knee, st.integers(0), st.floats(0, 1e3)),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_plan_comes_back_from_json_as_it_was(
-    halfway: Plan, choices: Any, notes: Any, shapes: Any, further: Any, times: Any
+    halfway: Plan, choices: Any, notes: Any, shapes: Any, further: Any, times: Any, knee: Any
 ) -> None:
     plan = replace(
-        halfway, choices=choices, notes=notes, shapes=shapes, extra_time=times[0], bound_extra_time=times[1],
+        halfway, choices=choices, notes=notes, shapes=shapes, knee=knee, extra_time=times[0], bound_extra_time=times[1],
         variants=tuple(replace(halfway, choices=c, shapes=shapes) for c in further),
     )  # fmt: skip
     again = Plan.from_json(plan.to_json())

@@ -55,7 +55,8 @@ def plan(
         model, args, kwargs, loss, optimizer, precision, device: the training step, as for `holdover.estimate`. With
             an optimizer its state and step are part of the peak.
         budget: bytes of everything live at once (weights, gradients, optimizer state, inputs, activations): an int,
-            "24GiB", a share of the step's own unplanned peak ("80%"), or "min" for the lowest that can be reached.
+            "24GiB", a share of the step's own unplanned peak ("80%"), or "min" for the lowest that can be reached,
+            however much time that takes: `Plan.knee` then names a budget a little above that costs far less.
         budget_kind: what the budget is for on a card: "reserved" (the default there; bytes are then for the whole
             process, the CUDA context is set aside) or "allocated".
         with_loss: also plan ops of the loss, outside the model. Such a plan is put in force by `with plan.recompute():`
@@ -173,10 +174,14 @@ def _plan_on_card(
         search = Search(problem, workspace, search.everywhere)
         best, least = plain, 0.0
     elif limit is None:
-        best, least = floor, bound_seconds(problem, floor.peak_bytes)
+        best = account.lowest(search, floor)
+        least = bound_seconds(problem, account.tensor_bytes(trace, account.counted(search, best)))
     else:
-        least = bound_seconds(problem, limit)  # whatever keeps within it on the card has fewer bytes of tensors
+        bound, most = Bound(problem), account.tensor_bytes(trace, limit)
+        least = bound.seconds(most)
         best = account.cheapest(search, floor, limit, least)
+        if best.seconds > least + CLOSE * problem.step_seconds:
+            least = bound.seconds(most, moments=search.tight(best), whole=search.seconds / 4)
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
     return account.described(plan, search, best, limit)
 

@@ -9,15 +9,16 @@ import torch
 
 from holdover.memory.estimate import peak_of
 from holdover.memory.simulate import Timeline
-from holdover.planning.plan import PACK, RECOMPUTE, Choice, ModuleSummary, Plan
+from holdover.planning.inputs import FIXED
+from holdover.planning.plan import PACK, RECOMPUTE, Choice, Knee, ModuleSummary, Plan
 from holdover.planning.problem import Problem
 from holdover.planning.search import Candidate, Search
 from holdover.planning.standing import loud_calls, writing_calls
 from holdover.trace.graph import Category, Trace
-from holdover.units import format_bytes, format_share
 
-NEAR_FLOOR, FAR_CHEAPER = 1.1, 0.75
-"""A plan within a tenth of the lowest peak, and at least a quarter cheaper, is worth naming."""
+LOW, FAR_CHEAPER = 0.25, 0.75
+"""Beside the lowest peak a plan is worth naming that gives up at most a quarter of what recomputation gains, and is at
+least a quarter cheaper."""
 
 
 def described(
@@ -39,11 +40,7 @@ def described(
         notes.append("This plan does not lower the peak.")
     if limit is None and floor.peak_bytes >= plain.peak_bytes:
         notes.append(f"No recomputation lowers the peak: it stands in {peak.phase}, at {peak.op}.")
-    if limit is None and (knee := _knee(search, floor)) is not None:
-        notes.append(
-            f"The last bytes are dear: {format_bytes(knee.peak_bytes)} would cost {format_share(knee.seconds / step)} "
-            f"of the step, this floor costs {format_share(best.seconds / step)}. `frontier` shows what lies between."
-        )
+    bent = knee_of(search, floor, plain.peak_bytes) if limit is None else None
     if limit is not None and not choices:
         notes.append("The step fits the budget as it is: nothing is recomputed.")
     return Plan(
@@ -57,14 +54,19 @@ def described(
         peak_parts={k.value: n for k, n in peak.parts.items()}, with_loss=with_loss,
         choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
         modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),
+        knee=None if bent is None else Knee(bent.peak_bytes, bent.seconds / step),
     )  # fmt: skip
 
 
-def _knee(search: Search, floor: Candidate) -> Candidate | None:
-    """A candidate that was met on the way, hardly above the floor and far cheaper."""
-    near = [c for c in search.judged() if c.peak_bytes <= NEAR_FLOOR * floor.peak_bytes]
-    cheapest = min(near, key=lambda c: c.seconds, default=floor)
-    return cheapest if cheapest.seconds < FAR_CHEAPER * floor.seconds else None
+def knee_of(search: Search, floor: Candidate, unplanned_bytes: int) -> Candidate | None:
+    """A plan that was met on the way, nearly as low as the floor and far cheaper: of those the one with the least
+    product of memory and time, in which a doubled time has to halve the bytes that a plan can do something about."""
+    parts = peak_of(search.trace, search.timeline(floor)).parts
+    fixed = sum(n for kind, n in parts.items() if kind.value in FIXED)
+    step, high = search.problem.step_seconds, floor.peak_bytes + LOW * (unplanned_bytes - floor.peak_bytes)
+    near = [c for c in search.judged() if c.peak_bytes <= high]
+    best = min(near, key=lambda c: (c.peak_bytes - fixed) * (step + c.seconds), default=floor)
+    return best if best.seconds < FAR_CHEAPER * floor.seconds else None
 
 
 def _choices(trace: Trace, best: Candidate, pack: Mapping[int, int]) -> list[Choice]:

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdover.errors import PlanError
+from holdover.errors import ApplyError, PlanError
 from holdover.planning.inputs import PlannedShape
+from holdover.units import binary_unit, parse_bytes
 
 SCHEMA_VERSION = 1
 RECOMPUTE, PACK = "recompute", "pack"
@@ -51,6 +52,32 @@ class ModuleSummary:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Knee:
+    """A budget a little above the lowest peak, at which most of the time is saved.
+
+    Attributes:
+        budget_bytes: what to ask for.
+        extra_time: about what a plan for that costs, as a fraction of the step.
+    """
+
+    budget_bytes: int
+    extra_time: float
+
+    @property
+    def budget(self) -> str:
+        """The budget as text for `holdover.plan(budget=...)` and `--budget`, rounded up.
+
+        >>> Knee(3 * 2**20 - 9, 0.2).budget, Knee(700, 0.2).budget
+        ('3.00MiB', '700B')
+        """
+        unit = binary_unit(self.budget_bytes)
+        if unit == "B":
+            return f"{self.budget_bytes}B"
+        hundredths = -(-100 * self.budget_bytes // parse_bytes(f"1{unit}"))
+        return f"{hundredths // 100}.{hundredths % 100:02}{unit}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Which results of forward are dropped and recomputed in backward, for one model and step.
@@ -73,6 +100,7 @@ class Plan:
             None for a plan made for the CPU. `predicted_peak_bytes` counts the tensors alone, not rounded up, without
             cuBLAS's workspace.
         notes: what a reader should know, such as "the plan buys nothing".
+        knee: for budget="min", a budget a little above with a far cheaper plan, if one was met.
         shapes: all input shapes that were planned for, with the promise at each and which plan it follows. The other
             figures are those of the dearest: the one with the highest peak without a plan.
         variants: plans for some of the shapes; which one is followed is settled at each forward by its arguments.
@@ -104,6 +132,7 @@ class Plan:
     quiet: tuple[str, ...] = ()
     modules: tuple[ModuleSummary, ...] = ()
     notes: tuple[str, ...] = ()
+    knee: Knee | None = None
     budget_kind: str = "allocated"
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -147,7 +176,15 @@ class Plan:
 
         A model that is called inside need not have the plan applied. For plans made with `with_loss=True` this is the
         only way; for others it does the same as `apply_`.
+
+        Raises:
+            ApplyError: the plan is for compiled code.
         """
+        if self.compiled:
+            raise ApplyError(
+                "this plan is for code that torch.compile makes, and its choices are places in the compiler's graphs: "
+                "put it on the model with holdover.apply_(model, plan)"
+            )
         from holdover.recompute.apply import session
         from holdover.recompute.shapes import guide_of
 
@@ -220,6 +257,7 @@ class Plan:
             data["choices"] = tuple(_choice(call, *entry) for call, ops in data["choices"].items() for entry in ops)
             data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
             data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])
+            data["knee"] = None if data.get("knee") is None else Knee(**data["knee"])
             data["regions"] = tuple(data.get("regions", ()))
             data["shapes"] = tuple(PlannedShape.from_dict(s) for s in data.get("shapes", ()))
             data["variants"] = tuple(cls._from_dict(v, name) for v in data.get("variants", ()))
@@ -252,8 +290,14 @@ class Plan:
                 life under the plan. A plan alone has only its promise and its choices.
 
         Raises:
-            PlanError: the estimate is of another model or other inputs.
+            PlanError: the estimate is of another model or other inputs, or the plan is for compiled code, whose ops are
+                not those of an estimate.
         """
+        if self.compiled and estimate is not None:
+            raise PlanError(
+                "this plan is for code that torch.compile makes, and an estimate is of the ops that run without it: "
+                "plan.to_html() alone shows its promise and its choices."
+            )
         from holdover.report.html.page import plan_page
 
         return plan_page(self, estimate)

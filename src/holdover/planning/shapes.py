@@ -127,7 +127,10 @@ def _assembled(
     ]
     of_plan = [iter(each.shapes) for each in made]
     shapes = [replace(next(of_plan[n]), variant=n) for n in map(order.index, cheapest)]
-    return replace(made[0], shapes=tuple(shapes), variants=tuple(made[1:]))
+    knee = made[0].knee
+    if knee is not None and knee.budget_bytes < limit:  # another shape's lowest peak is above it
+        knee = None
+    return replace(made[0], shapes=tuple(shapes), variants=tuple(made[1:]), knee=knee)
 
 
 def _dearest(known: Sequence[_Shape]) -> int:

@@ -15,7 +15,7 @@ from holdover.report.tables import MAX_LAYERS, layer_name, parts_table
 from holdover.units import binary_unit, format_bytes, format_parts, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from holdover.planning.plan import Plan
+    from holdover.planning.plan import Knee, Plan
 
 
 def plan_view(plan: Plan) -> Group:
@@ -31,6 +31,8 @@ def plan_view(plan: Plan) -> Group:
         dearest = "the figures below are for the dearest, whose peak is the highest without a plan"
         blocks += [Text(), Text(f"at each of the input shapes ({dearest})"), _shapes_table(plan, unit)]
     blocks += [_promises(plan, unit), _gauge(plan)]
+    if plan.knee is not None:
+        blocks.append(_knee(plan, plan.knee))
     blocks += [
         Text(),
         Text(f"what is left at the peak ({plan.peak_at})"),
@@ -102,6 +104,13 @@ def _gauge(plan: Plan) -> Group:
         style="dim",
     )
     return Group(bar, Text(f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(whole)}; {told}"), proof)
+
+
+def _knee(plan: Plan, knee: Knee) -> Text:
+    """What to ask for instead of the lowest peak."""
+    here, there = format_share(plan.extra_time, sign=True), format_share(knee.extra_time, sign=True)
+    text = f'the last bytes are dear: budget="{knee.budget}" costs about {there}, this lowest peak {here}'
+    return Text(text, style="bold")
 
 
 def _actions_table(plan: Plan) -> Table:
