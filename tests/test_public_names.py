@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,12 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_every_public_name_is_documented() -> None:
     for name in holdover.__all__:
         assert (getattr(holdover, name).__doc__ or "").strip(), name
+
+
+def test_every_public_name_has_a_row_in_the_table_of_the_api_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| `(\w+)", page, re.MULTILINE)
+    assert sorted(rows) == holdover.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

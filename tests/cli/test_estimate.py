@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import holdover
 from holdover.cli.model_spec import load
 
 from .conftest import Run
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_it_prints_the_estimate(run: Run, factories: Path) -> None:
@@ -104,6 +107,17 @@ def any_size(**sizes):
 def fixed():
     return sized()
 """
+
+
+def test_the_factory_that_the_readme_shows_works(run: Run, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [shown] = [block for block in blocks if "def make(" in block]
+    (tmp_path / "train.py").write_text(shown)
+    done = run("estimate", "train.py:make", "--batch", "1024", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["inputs"] == "(float32[1024, 64])"
+    done = run("explain", "train.py:make", "3.1")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
