@@ -25,6 +25,9 @@ from holdover.trace.graph import Phase, Trace
 TIE_ABOVE = 600
 """Eligible ops from which on equal ops of equal blocks are decided together."""
 
+QUICK_ABOVE = 400
+"""Eligible ops from which on a first look at the lowest peak is a quick one."""
+
 CLOSE = 0.002
 """A plan this near to the bound, as a share of the step, is not worth more search."""
 
@@ -144,7 +147,7 @@ class Search:
         A `quick` look at a large problem asks the dynamic programme alone.
         """
         until = time.monotonic() + self.seconds / 2
-        quick = quick and len(self.problem.eligible) > TIE_ABOVE
+        quick = quick and len(self.problem.eligible) > QUICK_ABOVE
         usual = itertools.islice(self.usual(), USUAL_QUICK if quick else None)
         best = min(self.judge(()), *map(self.judge, usual), key=lambda c: (c.peak_bytes, c.seconds))
         if quick:
