@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from holdover.planning.plan import Plan
 from holdover.trace.graph import Trace
 from holdover.trace.record import record
 from holdover.trace.target import Target
+from holdover.units import format_bytes
 
 CONTEXT = card("h100-80gb").context_bytes[1]
 
@@ -141,7 +143,7 @@ def encoder_plan(budget: str, kind: str) -> Plan:
 
 
 def test_more_reserved_memory_never_costs_more_though_it_comes_in_steps() -> None:
-    plans = [encoder_plan(budget, "reserved") for budget in ("min", "80%", "90%", "100%")]
+    plans = [encoder_plan(budget, "reserved") for budget in ("min", "90%", "100%")]
     for tight, wide in itertools.pairwise(plans):
         assert wide.extra_time <= tight.extra_time + 0.01  # what the search does not find in its time
         assert wide.bound_extra_time <= wide.extra_time
@@ -149,7 +151,7 @@ def test_more_reserved_memory_never_costs_more_though_it_comes_in_steps() -> Non
         assert plan.reserved_bytes is not None
         assert plan.budget_bytes is not None
         assert plan.reserved_bytes <= plan.budget_bytes
-    assert plans[2].extra_time < plans[0].extra_time / 2
+    assert plans[1].extra_time < plans[0].extra_time / 2
 
 
 def test_the_bound_knows_of_the_workspaces_that_are_always_there() -> None:
@@ -162,9 +164,14 @@ def test_the_bound_knows_of_the_workspaces_that_are_always_there() -> None:
     assert plan.predicted_peak_bytes + workspaces <= plan.allocated_bytes
 
 
-def test_a_frontier_for_a_card_says_what_each_plan_takes(plain: holdover.Estimate) -> None:
-    found = holdover.frontier(model(), step()["args"], optimizer="sgd", device="h100-80gb", time_limit=4.0)
+@pytest.fixture(scope="module")
+def found() -> holdover.Frontier:
+    return holdover.frontier(model(), step()["args"], optimizer="sgd", device="h100-80gb", time_limit=4.0)
+
+
+def test_a_frontier_for_a_card_says_what_each_plan_takes(plain: holdover.Estimate, found: holdover.Frontier) -> None:
     assert found.plans[0].reserved_bytes == plain.reserved_bytes
+    assert len(found.plans) > 3
     for plan in found.plans:
         assert plan.device == "h100-80gb"
         assert plan.reserved_bytes is not None
@@ -172,6 +179,52 @@ def test_a_frontier_for_a_card_says_what_each_plan_takes(plain: holdover.Estimat
         assert plan.predicted_peak_bytes < plan.allocated_bytes <= plan.reserved_bytes
         assert plan.unplanned_reserved_bytes == plain.reserved_bytes
         assert plan.priced.startswith("modelled for h100-80gb")
+        assert plan.budget_kind == "reserved"
+        assert plan.budget_bytes == plan.reserved_bytes
+        assert plan.bound_extra_time <= plan.extra_time
+    for higher, lower in itertools.pairwise(found.plans):
+        assert found.counted_bytes(lower) < found.counted_bytes(higher)
+        assert lower.predicted_peak_bytes < higher.predicted_peak_bytes
+        assert lower.extra_time > higher.extra_time
+
+
+def test_budgets_of_a_frontier_for_a_card_are_those_of_a_plan_there(found: holdover.Frontier) -> None:
+    assert found.budget_kind == "reserved"
+    assert found.context_bytes == CONTEXT
+    middle = found.plans[len(found.plans) // 2]
+    assert middle.reserved_bytes is not None
+    assert found.at(middle.reserved_bytes + CONTEXT) is middle  # bytes are for the whole process
+    assert found.at("100%") is found.plans[0]
+    assert found.at("min") is found.plans[-1]
+    three_quarters = found.at("75%")
+    assert three_quarters.reserved_bytes is not None
+    assert three_quarters.reserved_bytes <= 0.75 * found.counted_bytes(found.plans[0])
+    assert planned("75%").extra_time <= three_quarters.extra_time + 0.01
+    assert found.within(middle.predicted_peak_bytes) is middle
+    assert found.within(1) is found.plans[-1]
+    least = found.counted_bytes(found.plans[-1])
+    with pytest.raises(
+        holdover.BudgetError, match=r"1\.42 GiB are for the context, cannot be met.* reserved\."
+    ) as error:
+        found.at(least + CONTEXT - 1)
+    assert error.value.floor_bytes == least + CONTEXT
+
+
+def test_what_is_printed_for_a_card_names_its_units(found: holdover.Frontier) -> None:
+    data = json.loads(found.to_json())
+    assert data["budget_kind"] == "reserved"
+    assert data["context_bytes"] == CONTEXT
+    assert data["floor_reserved_bytes"] == found.plans[-1].reserved_bytes
+    printed = " ".join(str(found).split())
+    assert "reserved of it tensors extra time" in printed
+    assert "one in bytes needs 1.42 GiB more, for the context" in printed
+    plan = found.plans[-1]
+    assert plan.reserved_bytes is not None
+    assert plan.unplanned_reserved_bytes is not None
+    taken = (
+        f"{format_bytes(plan.reserved_bytes)} of {format_bytes(plan.unplanned_reserved_bytes)} reserved on h100-80gb"
+    )
+    assert f"{taken}; floor {format_bytes(plan.floor_bytes)} of tensors, budget" in " ".join(str(plan).split())
 
 
 def test_a_budget_below_the_floor() -> None:

@@ -87,7 +87,7 @@ def draw_recorded(out: Path, shape: Shape, batches: tuple[int, ...], time_limit:
     for kind in KINDS:
         told = f"{about}, batch {batches[-1]}, bf16-mixed, AdamW; times modelled for {CARD}"
         draw_strategies(frontier, policies, out / f"strategies.{kind}", about=told)
-    plan = frontier.at(max(int(0.6 * frontier.unplanned_peak_bytes), frontier.floor_bytes))
+    plan = frontier.within(int(0.6 * frontier.unplanned_peak_bytes))
     choices = choices_of(trace, plan)
     value = trace.ops[_dropped_gelu(trace, choices)].outputs[0]
     peak = format_bytes(plan.predicted_peak_bytes)

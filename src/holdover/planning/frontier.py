@@ -42,20 +42,29 @@ share of the step."""
 class Frontier:
     """Plans from the step as it is down to the lowest peak: each next one holds less and takes longer.
 
+    On a card each next one also reserves less: budgets are for reserved memory there, as those of `holdover.plan` are.
+
     Attributes:
         plans: falling `predicted_peak_bytes`, rising `extra_time`. The first recomputes nothing.
+        context_bytes: on a card, what is set aside of a budget in bytes, which is for the whole process.
     """
 
     plans: tuple[Plan, ...]
+    context_bytes: int = 0
+
+    @property
+    def budget_kind(self) -> str:
+        """What budgets are for: "reserved" memory on a card, "allocated" elsewhere."""
+        return "allocated" if self.plans[0].reserved_bytes is None else "reserved"
 
     @property
     def unplanned_peak_bytes(self) -> int:
-        """The peak of the step without a plan."""
+        """The peak of the step's tensors without a plan."""
         return self.plans[0].unplanned_peak_bytes
 
     @property
     def floor_bytes(self) -> int:
-        """The lowest peak that was reached."""
+        """The lowest peak of tensors that was reached."""
         return self.plans[-1].predicted_peak_bytes
 
     @property
@@ -63,11 +72,16 @@ class Frontier:
         """The step's own time, which extra times are fractions of."""
         return self.plans[0].step_seconds
 
+    def counted_bytes(self, plan: Plan) -> int:
+        """What budgets are held against: what a plan reserves on a card, its peak elsewhere."""
+        return plan.predicted_peak_bytes if plan.reserved_bytes is None else plan.reserved_bytes
+
     def at(self, budget: int | str) -> Plan:
-        """The cheapest plan here whose peak is at most `budget`.
+        """The cheapest plan here that keeps within `budget`, which is as for `holdover.plan`.
 
         Args:
-            budget: bytes, "24GiB", a share of the unplanned peak ("80%"), or "min".
+            budget: bytes, "24GiB", a share of what the step takes without a plan ("80%"), or "min". On a card it is for
+                reserved memory, and bytes are for the whole process: the context is set aside.
 
         Raises:
             BudgetError: the budget is below the floor.
@@ -75,21 +89,32 @@ class Frontier:
         wanted = parse_budget(budget)
         if wanted == "min":
             return self.plans[-1]
-        limit = int(self.unplanned_peak_bytes * wanted) if isinstance(wanted, float) else int(wanted)
+        most, least = self.counted_bytes(self.plans[0]), self.counted_bytes(self.plans[-1])
+        aside = self.context_bytes if isinstance(wanted, int) else 0
+        limit = int(most * wanted) if isinstance(wanted, float) else int(wanted) - aside
         for plan in self.plans:
-            if plan.predicted_peak_bytes <= limit:
+            if self.counted_bytes(plan) <= limit:
                 return plan
+        reserved = " reserved" if self.budget_kind == "reserved" else ""
+        context = f", of which {format_bytes(aside)} are for the context," if aside else ""
         raise BudgetError(
-            f"A budget of {format_bytes(limit)} cannot be met: the frontier goes from {format_bytes(self.floor_bytes)} "
-            f"to {format_bytes(self.unplanned_peak_bytes)}. Ways out: a budget of at least "
-            f"{format_bytes(self.floor_bytes)}, a smaller batch or sequence, or budget=\"min\".",
-            floor_bytes=self.floor_bytes, budget_bytes=limit, parts=dict(self.plans[-1].peak_parts),
+            f"A budget of {format_bytes(limit + aside)}{context} cannot be met: the frontier goes from "
+            f"{format_bytes(least)} to {format_bytes(most)}{reserved}. Ways out: a budget of at least "
+            f"{format_bytes(least + aside)}, a smaller batch or sequence, or budget=\"min\".",
+            floor_bytes=least + aside, budget_bytes=limit + aside, parts=dict(self.plans[-1].peak_parts),
         )  # fmt: skip
 
+    def within(self, peak_bytes: int) -> Plan:
+        """The cheapest plan here whose tensors take at most `peak_bytes`, on a card too; at worst the lowest."""
+        return next((p for p in self.plans if p.predicted_peak_bytes <= peak_bytes), self.plans[-1])
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Plain data for JSON. Peaks are of tensors; `budget_kind` says what the `budget_bytes` of plans are for."""
         return {
+            "budget_kind": self.budget_kind, "context_bytes": self.context_bytes,
             "unplanned_peak_bytes": self.unplanned_peak_bytes, "floor_bytes": self.floor_bytes,
+            "unplanned_reserved_bytes": self.plans[0].reserved_bytes,
+            "floor_reserved_bytes": self.plans[-1].reserved_bytes,
             "step_seconds": self.step_seconds, "plans": [p.to_dict() for p in self.plans],
         }  # fmt: skip
 
@@ -151,7 +176,7 @@ def frontier_of(
     each = time_limit / (BUDGETS + 8)
     search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
     plain = search.judge(())
-    account = None if card is None else CardBudget(card, "allocated", "min")
+    account = None if card is None else CardBudget(card, "reserved", "min")
     if account is not None:
         account.limit(search, plain)
     search, floor = lowest_of(search, problem, with_loss=with_loss)
@@ -159,20 +184,24 @@ def frontier_of(
     sweep(search, bound, floor, plain, until)
     lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]
     points = thinned([plain, *pareto(lower)], problem.step_seconds)
+    if account is not None:
+        points = reserving_less(search, account, points)
     plans = []
     least = 0.0
     for point in points:
+        within = search if point.recorded else Search(problem, workspace, search.everywhere)
+        taken = None if account is None else account.counted(within, point)
+        most = point.peak_bytes if account is None or taken is None else account.tensor_bytes(trace, taken)
         left = max(until - time.monotonic(), each / 4)  # what is proved may take a little more than the limit
-        least = max(least, bound.seconds(point.peak_bytes, time_limit=min(left, each)))
+        least = max(least, bound.seconds(most, time_limit=min(left, each)))
         if left > each and point.seconds > least + CLOSE * problem.step_seconds and len(bound.memory) < MOMENTS:
             tight = search.tight(point)[:TIGHT]
-            least = max(least, bound.seconds(point.peak_bytes, moments=tight, time_limit=each))
-        within = search if point.recorded else Search(problem, workspace, search.everywhere)
+            least = max(least, bound.seconds(most, moments=tight, time_limit=each))
         plan = described(
             within, point, plain, floor, point.peak_bytes, least, priced=priced, precision=precision, unknown=unknown
         )
-        plans.append(plan if account is None else account.described(plan, within, point, None))
-    return Frontier(tuple(plans))
+        plans.append(plan if account is None else account.described(plan, within, point, taken))
+    return Frontier(tuple(plans), 0 if card is None else card.context_bytes[1])
 
 
 def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate, until: float) -> None:
@@ -193,6 +222,17 @@ def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
         if not best or c.peak_bytes < best[-1].peak_bytes:
             best.append(c)
     return best
+
+
+def reserving_less(search: Search, account: CardBudget, steps: Sequence[Candidate]) -> list[Candidate]:
+    """Those that reserve less on the card than all before; the first is the step without a plan."""
+    kept, least = [steps[0]], account.plain[1]
+    for step in steps[1:]:
+        taken = account.counted(search, step)
+        if taken < least:
+            kept.append(step)
+            least = taken
+    return kept
 
 
 def thinned(points: Sequence[Candidate], step_seconds: float) -> list[Candidate]:

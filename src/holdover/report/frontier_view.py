@@ -28,14 +28,23 @@ def frontier_view(frontier: Frontier) -> Group:
         f"  {first.inputs}  {first.optimizer or 'no optimizer'}, {first.precision or 'as given'}, {first.device}",
     )  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("peak", "of it", "extra time", "bound", "gap", "ops"):
+    on_card = frontier.budget_kind == "reserved"
+    for name in (
+        *(("reserved", "of it", "tensors") if on_card else ("peak", "of it")),
+        "extra time",
+        "bound",
+        "gap",
+        "ops",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what changes", overflow="fold")
-    before = None
+    before, most = None, frontier.counted_bytes(first)
     for plan in frontier.plans:
+        counted = frontier.counted_bytes(plan)
         table.add_row(
-            format_bytes(plan.predicted_peak_bytes, unit),
-            format_share(plan.predicted_peak_bytes / frontier.unplanned_peak_bytes),
+            format_bytes(counted, unit),
+            format_share(counted / most),
+            *([format_bytes(plan.predicted_peak_bytes, unit)] if on_card else []),
             format_share(plan.extra_time),
             format_share(plan.bound_extra_time),
             format_share(plan.gap),
@@ -43,13 +52,20 @@ def frontier_view(frontier: Frontier) -> Group:
             changes(before, plan) if before is not None else _first(plan),
         )
         before = plan
+    unplanned = "what is reserved without a plan" if on_card else "the unplanned peak"
     notes = [
-        f"of it: share of the unplanned peak, {format_bytes(frontier.unplanned_peak_bytes)}; extra time: of the step's "
+        f"of it: share of {unplanned}, {format_bytes(most)}; extra time: of the step's "
         f"{format_seconds(frontier.step_seconds)}, {first.priced};",
-        "bound: proved, no plan within that peak adds less; gap: between the two; what changes: kinds of op dropped "
-        "(+), kept again (-), or dropped in other places instead (elsewhere)"
+        f"bound: proved, no plan that {'reserves' if on_card else 'has'} as little adds less; gap: between the two; "
+        "what changes: kinds of op dropped (+), kept again (-), or dropped in other places instead (elsewhere)"
         + ("; n: nested, some ops run more than once" if any(p.nested for p in frontier.plans) else ""),
     ]
+    if on_card:
+        notes.insert(
+            0,
+            f"reserved: by PyTorch's allocator on {first.device}, what a budget is for there (one in bytes needs "
+            f"{format_bytes(frontier.context_bytes)} more, for the context); tensors: the peak of their bytes;",
+        )
     return Group(head, table, *(Text(note, style="dim") for note in notes))
 
 

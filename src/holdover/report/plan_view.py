@@ -52,7 +52,8 @@ def _promises(plan: Plan, unit: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("", "unplanned", "planned", "change"):
         table.add_column(name, justify="right" if name else "left")
-    rows = [("peak memory", plan.unplanned_peak_bytes, plan.predicted_peak_bytes)]
+    peak = "peak memory" if plan.allocated_bytes is None else "peak of the tensors"
+    rows = [(peak, plan.unplanned_peak_bytes, plan.predicted_peak_bytes)]
     for name, unplanned, planned_bytes in (
         ("  allocated", plan.unplanned_allocated_bytes, plan.allocated_bytes),
         ("  reserved", plan.unplanned_reserved_bytes, plan.reserved_bytes),
@@ -92,18 +93,26 @@ def _shapes_table(plan: Plan, unit: str) -> Table:
 
 
 def _gauge(plan: Plan) -> Group:
-    """Floor, budget and peak on one line from nothing to the unplanned peak."""
-    room, whole = 60, max(plan.unplanned_peak_bytes, 1)
-    filled = min(room, round(room * plan.predicted_peak_bytes / whole))
+    """Floor, budget and peak on one line from nothing to what the step takes without a plan, in the budget's unit."""
+    kind, at, whole = plan.budget_kind, plan.allocated_bytes, plan.unplanned_allocated_bytes
+    if kind == "reserved":
+        at, whole = plan.reserved_bytes, plan.unplanned_reserved_bytes
+    floor = f"floor {format_bytes(plan.floor_bytes)}"
+    if at is None or whole is None:
+        at, whole, unit = plan.predicted_peak_bytes, plan.unplanned_peak_bytes, ""
+    else:
+        unit, floor = f" {kind} on {plan.device}", f"{floor} of tensors"
+    budget = "" if plan.budget_bytes is None else f", budget {format_bytes(plan.budget_bytes)}"
+    room = 60
+    filled = min(room, round(room * at / max(whole, 1)))
     bar = Text("█" * filled, style="bold yellow") + Text("░" * (room - filled), style="yellow")
-    marks = [("floor", plan.floor_bytes), ("budget", plan.budget_bytes)]
-    told = ", ".join(f"{name} {format_bytes(at)}" for name, at in marks if at is not None)
+    line = Text(f"{format_bytes(at)} of {format_bytes(whole)}{unit}; {floor}{budget}")
     proof = Text(
         f"no plan that meets this adds less than {format_share(plan.bound_extra_time, sign=True)} (proved); "
         f"times: {plan.priced}",
         style="dim",
     )
-    return Group(bar, Text(f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(whole)}; {told}"), proof)
+    return Group(bar, line, proof)
 
 
 def _knee(plan: Plan, knee: Knee) -> Text:

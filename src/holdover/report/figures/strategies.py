@@ -59,9 +59,9 @@ def draw_strategies(frontier: Frontier, policies: Sequence[Policy], path: Path, 
 def _statement(frontier: Frontier, policies: Sequence[Policy]) -> str:
     """What the figure shows, from its numbers: the memory of a policy, for how much less time."""
     within = [p for p in policies if p.peak_bytes >= frontier.floor_bytes]
-    gains = {p: p.extra_time - frontier.at(p.peak_bytes).extra_time for p in within}
+    gains = {p: p.extra_time - frontier.within(p.peak_bytes).extra_time for p in within}
     if not gains:
         return "Memory against time"
     best = max(gains, key=gains.__getitem__)
-    ours = frontier.at(best.peak_bytes).extra_time
+    ours = frontier.within(best.peak_bytes).extra_time
     return f"The memory of “{best.name}”, for {100 * ours:.0f} % more time instead of {100 * best.extra_time:.0f} %"
