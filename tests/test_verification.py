@@ -15,6 +15,7 @@ import holdover
 from holdover import verification
 from holdover.planning.plan import Plan
 from holdover.recompute.apply import installation_of
+from holdover.verification import Verification
 
 
 class Noisy(nn.Module):
@@ -111,6 +112,32 @@ def test_a_promise_that_is_too_low_is_broken(step: Step) -> None:
     assert not found.within_promise
     assert not found.holds
     assert found.to_json()["holds"] is False
+
+
+@pytest.mark.parametrize(
+    ("promised", "most"),
+    [
+        (1_000, 1_060),  # a twentieth and 1 %
+        (524_288, 524_288 + 31_457),
+        (1_310_720, 1_310_720 + 65_536 + 13_107),  # from here on 64 KiB are the smaller
+        (2**30, 2**30 + 65_536 + 10_737_418),
+    ],
+)
+def test_what_is_allowed_above_a_promise_is_bounded_in_proportion(promised: int, most: int) -> None:
+    def measured(peak: int) -> Verification:
+        return Verification(
+            gradients_equal=True, buffers_equal=True, rng_equal=True, outputs_equal=True, measured_peak_bytes=peak,
+            predicted_peak_bytes=promised, unplanned_peak_bytes=2 * promised,
+            measured_unplanned_peak_bytes=2 * promised, step_time_ratio=1.0, predicted_time_ratio=1.0,
+            budget_bytes=None, device="cpu",
+        )  # fmt: skip
+
+    assert measured(most).within_promise
+    assert not measured(most + 1).within_promise
+    assert measured(promised + promised // 100).near_promise
+    assert not measured(promised + promised // 100 + 1).near_promise
+    assert measured(most).to_json()["within_promise"]
+    assert measured(2 * promised).to_json()["above_promise"] == 1.0
 
 
 class Different(nn.Module):

@@ -135,8 +135,16 @@ def test_a_verification_that_holds_says_so() -> None:
 def test_a_broken_promise_says_so() -> None:
     broken = verification(measured_peak_bytes=62 * 2**20)
     assert not broken.holds
-    assert "peak ABOVE the promise (+3.3 %)" in str(broken)
+    assert "peak ABOVE the promise (+3.3 %, 2.00 MiB)" in str(broken)
     assert str(broken).endswith("the plan does NOT hold")
+
+
+def test_a_peak_that_is_allowed_but_not_promised_says_so() -> None:
+    strained = verification(measured_peak_bytes=1_104_000, predicted_peak_bytes=1_050_000)
+    assert strained.holds
+    assert "peak above the promise (+5.1 %, 52.73 KiB), within what is allowed" in str(strained)
+    kept = verification(measured_peak_bytes=1_060_500, predicted_peak_bytes=1_050_000)
+    assert "peak within the promise (+1.0 %)" in str(kept)
 
 
 def test_differences_are_listed() -> None:
