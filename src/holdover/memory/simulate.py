@@ -287,7 +287,11 @@ class _Walk:
             return None
         recipe = _Recipe(number, tuple(v for v in op.outputs if v in self.choices.pack))
         recipe.state = self.extra(sum(nbytes), Category.ACTIVATION, recipe.outputs[0])
+        self.copied_bytes += self.packed_bytes(recipe)
         return recipe
+
+    def packed_bytes(self, recipe: _Recipe) -> int:
+        return sum(self.sizes[self.trace.values[v].storage] for v in recipe.outputs)
 
     def pin(self, recipe: _Recipe, value: int) -> None:
         """Keep an argument that no recipe can make: its storage, or a copy of it if small and from before the step."""
@@ -470,8 +474,11 @@ class _Walk:
 
     def replay(self, recipe: _Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]
-        self.replays[recipe.op] += 1
-        self.run_kernel(recipe.op)
+        if recipe.op in self.choices.recompute:
+            self.replays[recipe.op] += 1
+            self.run_kernel(recipe.op)
+        else:
+            self.copied_bytes += self.packed_bytes(recipe)
         for _, value in recipe.inputs:
             readers[value] -= 1
         taken: dict[int, int] = {}

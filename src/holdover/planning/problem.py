@@ -65,7 +65,7 @@ class Problem:
         readers: value -> eligible ops that read it.
         backward_start: position of the first op of backward.
         standing: what a plan pays beside its replays; None for nothing.
-        copy_seconds: per byte that is copied because an op is about to write over what a recipe or a reader needs.
+        copy_seconds: per byte that is copied: packed, unpacked, or about to be written over while a recipe needs it.
     """
 
     trace: Trace
