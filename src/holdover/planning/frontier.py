@@ -42,7 +42,8 @@ share of the step."""
 class Frontier:
     """Plans from the step as it is down to the lowest peak: each next one holds less and takes longer.
 
-    On a card each next one also reserves less: budgets are for reserved memory there, as those of `holdover.plan` are.
+    On a card budgets are for reserved memory, as those of `holdover.plan` are. Each next one reserves no more there
+    than the one before; some reserve as much, since the allocator takes memory in large pieces.
 
     Attributes:
         plans: falling `predicted_peak_bytes`, rising `extra_time`. The first recomputes nothing.
@@ -87,9 +88,9 @@ class Frontier:
             BudgetError: the budget is below the floor.
         """
         wanted = parse_budget(budget)
-        if wanted == "min":
-            return self.plans[-1]
         most, least = self.counted_bytes(self.plans[0]), self.counted_bytes(self.plans[-1])
+        if wanted == "min":
+            return next(plan for plan in self.plans if self.counted_bytes(plan) == least)
         aside = self.context_bytes if isinstance(wanted, int) else 0
         limit = int(most * wanted) if isinstance(wanted, float) else int(wanted) - aside
         for plan in self.plans:
@@ -185,7 +186,7 @@ def frontier_of(
     lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]
     points = thinned([plain, *pareto(lower)], problem.step_seconds)
     if account is not None:
-        points = reserving_less(search, account, points)
+        points = reserving_no_more(search, account, points)
     plans = []
     least = 0.0
     for point in points:
@@ -224,12 +225,12 @@ def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
     return best
 
 
-def reserving_less(search: Search, account: CardBudget, steps: Sequence[Candidate]) -> list[Candidate]:
-    """Those that reserve less on the card than all before; the first is the step without a plan."""
+def reserving_no_more(search: Search, account: CardBudget, steps: Sequence[Candidate]) -> list[Candidate]:
+    """Those that reserve no more on the card than any before; the first is the step without a plan."""
     kept, least = [steps[0]], account.plain[1]
     for step in steps[1:]:
         taken = account.counted(search, step)
-        if taken < least:
+        if taken <= least:
             kept.append(step)
             least = taken
     return kept
