@@ -51,8 +51,10 @@ def report(
 ) -> None:
     """Show the step as a page: weights beside activations, memory over time, the frontier, each tensor's life."""
     from holdover.cli.model_spec import load
+    from holdover.memory.on_card import place_of
     from holdover.report.html.page import render_page
     from holdover.report.html.work import Request, page_for
+    from holdover.trace.step import check_precision
     from holdover.units import parse_budget
 
     if budget is not None:
@@ -61,6 +63,8 @@ def report(
         budget=budget, optimizer=named_optimizer(optimizer), precision=precision, device=device, sizes=sizes,
         time_limit=time_limit,
     )  # fmt: skip
+    place_of(device)  # what is wrong is told before the work
+    check_precision(precision)
     check_writable(output)
     with stage(f"building {model}"):
         step = load(model, batch=batch, seq=seq, meta=True)

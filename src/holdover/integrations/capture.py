@@ -35,7 +35,14 @@ from holdover.trace.isolate import isolated
 from holdover.trace.record import Corrections, Loss, Step, _run, describe
 from holdover.trace.recorder import Recorder
 from holdover.trace.replace import replace_tensors
-from holdover.trace.step import OptimizerSpec, autocast_for, check_precision, checked_loss, model_dtype
+from holdover.trace.step import (
+    OptimizerSpec,
+    autocast_for,
+    check_optimizer,
+    check_precision,
+    checked_loss,
+    model_dtype,
+)
 from holdover.trace.tensors import Frame
 
 GRAPH = "graph:"
@@ -80,6 +87,7 @@ def capture(
         TraceError: the step fails, or the compiler finds no graph in it that has a backward.
     """
     check_precision(precision)
+    check_optimizer(optimizer)
     faker = Faker(device or torch.device("cpu"))
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
     compiled = tuple(regions(model)) if names is None else tuple(names)

@@ -54,14 +54,13 @@ def place_of(device: str | None) -> Place:
         return Place()
     if device == "cpu":
         return Place(torch.device("cpu"))
+    names = ", ".join(name for name, known in all_cards().items() if known.capability is not None)
     if device.split(":")[0] == "cuda":
-        names = ", ".join(name for name, known in all_cards().items() if known.capability is not None)
         raise DeviceError(
             f"device={device!r} says no card's size. Put the model and its inputs on the card and leave device= out, "
             f"or name a card, which need not be here: {names}."
         )
     if _is_torch_device(device):
-        names = ", ".join(all_cards())
         raise DeviceError(
             f"device={device!r} is none that steps can be recorded for: known are 'cpu', the CUDA devices of this "
             "machine (put the model and its inputs on one and leave device= out), and cards by name, which need not be "
