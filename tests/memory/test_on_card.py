@@ -46,7 +46,7 @@ def test_places() -> None:
         ("h100", "'h100' comes in several kinds: h100-80gb, h100-80gb-pcie; besides, 'cpu'"),
         ("cuda", "device='cuda' says no card's size"),
         ("cuda:1", "name a card, which need not be here: t4-16gb"),
-        ("mps", "device='mps' is none that steps can be recorded for: known are 'cpu', the CUDA devices of this machine"),
+        ("mps", "device='mps' is none that steps can be recorded for: known are 'cpu', the CUDA"),
         ("xpu:0", "`holdover devices` lists them: t4-16gb"),
         ("mi300x", "MI300X is AMD's: what PyTorch does on it is not known here"),
     ],

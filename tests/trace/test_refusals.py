@@ -51,7 +51,7 @@ def test_steps_that_fail(function: Any, loss: Any, said: str) -> None:
         ({"args": X}, r"args=\(x,\)"),
         ({"args": "abc"}, "not str"),
         ({"args": (X,), "precision": "fp8"}, "32-true"),
-        ({"args": (X,), "optimizer": "adamm"}, "^Unknown optimizer 'adamm'. Known names: adafactor, adagrad, adam, adamw"),
+        ({"args": (X,), "optimizer": "adamm"}, "^Unknown optimizer 'adamm'. Known names: adafactor, adagrad"),
         ({"args": (X,), "optimizer": lambda p: 3}, "not a torch.optim.Optimizer"),
         ({"args": (X, X)}, "positional argument"),
     ],
