@@ -36,7 +36,7 @@ def draw_frontier(frontier: Frontier, path: Path) -> None:
     axes.fill_between(peaks, bounds, 0, step="post", color=FAINT, linewidth=0)
     axes.step(peaks, times, where="pre", color=BLUE, linewidth=1.6)
     axes.plot(peaks, times, "o", color=BLUE, markersize=4)
-    axes.set_xlabel(f"peak memory of the step, {unit}")
+    axes.set_xlabel(f"peak memory of the step's tensors, {unit}")
     axes.set_ylabel("extra time, % of the step")
     axes.set_ylim(0, max(times[-1] * 1.12, 1))
     room = (peaks[0] - peaks[-1]) or 1
