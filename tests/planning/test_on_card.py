@@ -19,7 +19,7 @@ from holdover.planning.plan import Plan
 from holdover.trace.graph import Trace
 from holdover.trace.record import record
 from holdover.trace.target import Target
-from holdover.units import format_bytes
+from holdover.units import format_bytes, parse_bytes
 
 CONTEXT = card("h100-80gb").context_bytes[1]
 
@@ -162,6 +162,20 @@ def test_the_bound_knows_of_the_workspaces_that_are_always_there() -> None:
     assert 0 < plan.bound_extra_time <= plan.extra_time
     workspaces = 2 * card("h100-80gb").cublas_bytes  # of forward's thread and of autograd's
     assert plan.predicted_peak_bytes + workspaces <= plan.allocated_bytes
+
+
+def test_the_knee_of_a_card_is_a_budget_of_the_whole_process() -> None:
+    with torch.device("meta"):
+        thin = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(40)))
+        x = torch.zeros(65536, 16)
+    lowest = holdover.plan(thin, (x,), budget="min", device="h100-80gb", time_limit=3.0)
+    assert lowest.knee is not None
+    assert lowest.reserved_bytes is not None
+    assert lowest.knee.budget_bytes > CONTEXT + lowest.reserved_bytes
+    asked = holdover.plan(thin, (x,), budget=lowest.knee.budget, device="h100-80gb", time_limit=3.0)
+    assert asked.reserved_bytes is not None
+    assert asked.reserved_bytes <= parse_bytes(lowest.knee.budget) - CONTEXT
+    assert asked.extra_time < 0.75 * lowest.extra_time
 
 
 @pytest.fixture(scope="module")
