@@ -7,7 +7,7 @@ import torch
 
 from holdover.recompute.geometry import copy_with_storage, covers_storage, geometry, oddity, rebuild
 from holdover.recompute.recipe import Pins, Source
-from holdover.recompute.rules import batch_norm_updates, describe
+from holdover.recompute.rules import describe
 from holdover.recompute.script import Compiled
 from holdover.trace.frames import call_key
 
@@ -55,7 +55,10 @@ def test_what_ops_write_to() -> None:
     assert not describe(ATEN.rrelu_with_noise.default).forgets("noise", (None, None))
     assert describe(ATEN.add.out).forgets("out", ())
     assert not describe(ATEN.add_.Tensor).forgets("self", ())
-    assert describe(ATEN.native_batch_norm.default).hidden_writes is batch_norm_updates
+    norm = describe(ATEN.native_batch_norm.default)
+    assert norm.updates([None] * 5 + [True])
+    assert not norm.updates([None] * 5 + [False])
+    assert describe(ATEN.batch_norm_update_stats.default).updates([None] * 4)
     assert not describe(ATEN.native_batch_norm.default).simple
     assert describe(ATEN.sin.default).simple
     assert not describe(torch.ops.prim.device.default).counted

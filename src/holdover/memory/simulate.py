@@ -273,7 +273,7 @@ class _Walk:
                 source.refs += 1
                 recipe.inputs.append((source, value))
             else:
-                self.pin(recipe, value)
+                self.pin(recipe, value, copied=self.trace.values[value].storage in op.statistics)
         if op.random:
             device = self.trace.storages[self.trace.values[op.outputs[0]].storage].device if op.outputs else "cpu"
             recipe.state = self.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
@@ -293,11 +293,11 @@ class _Walk:
     def packed_bytes(self, recipe: _Recipe) -> int:
         return sum(self.sizes[self.trace.values[v].storage] for v in recipe.outputs)
 
-    def pin(self, recipe: _Recipe, value: int) -> None:
+    def pin(self, recipe: _Recipe, value: int, *, copied: bool) -> None:
         """Keep an argument that no recipe can make: its storage, or a copy of it if small and from before the step."""
         storage = self.trace.values[value].storage
         existed = self.trace.storages[storage].category in (Category.BUFFER, Category.INPUT)
-        if existed and self.sizes[storage] <= SMALL_PIN_BYTES:
+        if copied or (existed and self.sizes[storage] <= SMALL_PIN_BYTES):
             copy = self.small_copies.get(value)
             if copy is None or not self.ours[copy]:
                 self.small_copies[value] = self.extra(self.sizes[storage], Category.ACTIVATION, value)

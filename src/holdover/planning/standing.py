@@ -83,8 +83,8 @@ def writing_calls(trace: Trace) -> dict[int, set[int]]:
     for op in trace.ops:
         if op.index < 0:
             continue
-        for _, after in op.writes:
-            storage = trace.values[after].storage
+        # A batch norm counts whatever its mode was: the model may be in the other one when the plan is in force.
+        for storage in (*(trace.values[after].storage for _, after in op.writes), *op.statistics):
             maker = made_by[storage]
             around = set(ancestors(trace.ops[maker].call if maker >= 0 else 0, parent))
             writers[storage].update(call for call in ancestors(op.call, parent) if call not in around)

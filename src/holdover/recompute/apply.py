@@ -110,8 +110,8 @@ class Framed:
         adopt(session, self)
         session.modules.append(self._module())  # type: ignore[arg-type]
         note_inputs(session, args, kwargs)
-        session.enter()
         try:
+            session.enter()
             return self._forward()(*args, **kwargs)
         finally:
             session.leave()
@@ -305,8 +305,8 @@ def session(
             framed.append((module, installation))
 
     with watching_module_calls(called):
-        running.enter()
         try:
+            running.enter()
             yield running
         finally:
             running.leave()

@@ -34,7 +34,8 @@ class Draft:
     """
 
     __slots__ = (
-        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets"
+        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets",
+        "unsaid",
     )  # fmt: skip
 
     def __init__(self, session: Session, op: Op, args: Any, kwargs: Any, entry: Entry) -> None:
@@ -45,10 +46,12 @@ class Draft:
         self.overwritten: list[torch.Tensor] = []
         self.forgotten: set[int] = set()  # ids of storages that the op fills, whatever they held
         self.draw = None
+        self.unsaid: set[int] = set()  # ids of tensors that may be written to without a sign of it
         if not op.simple:
             self.overwritten = written(op, args, kwargs)
-            if op.hidden_writes is not None and op.hidden_writes(args):
-                args = (*args[:3], None, None, *args[5:])
+            if op.updates(args):
+                args = tuple(None if i in op.statistics else a for i, a in enumerate(args))
+            self.unsaid = {id(args[i]) for i in op.statistics if i < len(args) and args[i] is not None}
         if op.random and op.draws(args, kwargs):
             try:
                 self.draw = random.before(op, args, kwargs)
@@ -127,6 +130,8 @@ class Draft:
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()
             note.add(source)
+        if id(tensor) in self.unsaid:
+            source.copy_on_write()
         return source if source.tensor is tensor else Ref(source, geometry(tensor))
 
     def _existed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:

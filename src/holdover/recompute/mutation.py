@@ -13,9 +13,9 @@ from holdover.recompute.rules import Op
 
 def written(op: Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that this call writes to."""
-    if op.hidden_writes is not None and op.hidden_writes(args):
-        return [t for t in args[3:5] if t is not None]
     found: list[torch.Tensor] = []
+    if op.updates(args):
+        found += [args[i] for i in op.statistics if i < len(args) and args[i] is not None]
     for position, name in op.writes:
         a = args[position] if position < len(args) else kwargs.get(name)
         found += [t for t in flat(a) if isinstance(t, torch.Tensor)]

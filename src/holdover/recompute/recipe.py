@@ -14,6 +14,8 @@ What a recipe holds
  3. Pins of storages of at most 4 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the modules on
     the call stack, tensors among the root call's arguments) hold a copy of the storage, made when first pinned, so that
     later changes do no harm. All pins of one content of one storage share one copy. Parameters are never copied.
+    The running statistics that a batch norm in evaluation mode reads are copied whatever their size: one in training
+    would change them without a sign of it.
  4. A random op adds the generator's state (5,056 bytes on CPU, 16 on CUDA), except where its dropout probability is 0.
 
 Copy on write
@@ -74,22 +76,25 @@ NO_PASS = -1
 class Source:
     """A pin: one content of a kept storage, shared by the recipes of one session that read it."""
 
-    __slots__ = ("__weakref__", "ledger", "nbytes", "origin", "tensor", "version")
+    __slots__ = ("__weakref__", "ledger", "nbytes", "origin", "storage", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, version: int, ledger: Ledger) -> None:
         self.tensor, self.origin, self.ledger = tensor, version, ledger
         self.version: int | None = version  # None: the copy is ours
-        self.nbytes = tensor.untyped_storage().nbytes()
+        self.storage: torch.UntypedStorage | None = tensor.untyped_storage()  # `.data = ` gives a tensor another
+        self.nbytes = self.storage.nbytes()
 
     def copy_on_write(self) -> None:
         """Let go of the storage, which is about to be written to, for a copy of it."""
         if self.version is not None:
-            self.tensor, self.version = copy_with_storage(self.tensor.detach()), None
+            self.tensor, self.version, self.storage = copy_with_storage(self.tensor.detach()), None, None
 
     def changed(self) -> str:
         """What happened to the content since it was pinned; "" if nothing did."""
         if self.version is not None and self.tensor._version != self.version:
             return f"was modified in place (version {self.tensor._version}, {self.version} when it was read)"
+        if self.storage is not None and self.tensor.untyped_storage()._cdata != self.storage._cdata:
+            return "was given other memory (by assigning to its .data)"
         if self.tensor.untyped_storage().nbytes() < self.nbytes:
             return "had its memory freed"
         return ""

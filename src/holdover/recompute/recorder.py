@@ -134,24 +134,33 @@ class Session(TorchDispatchMode):
         self.awaiting: list[weakref.ref[Awaiting]] = []
         self.matched = 0
         self.outer: tuple[Any, Any] | None = None
-        self.lift = yielding_to_transforms()
+        self.lift, self.lifted = yielding_to_transforms(), False
 
     # -- being there ----------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Start watching this thread."""
+        """Start watching this thread. Whatever comes of it, an interrupt too, `leave` has to be called."""
         self.outer = top_saved_tensors_hooks(False)
         self.lift.__enter__()
+        self.lifted = True
         push_saved_tensors_hooks(self.pack, unpack)
         push_dispatch_mode(self)
         RUNNING.session = self
 
     def leave(self) -> None:
-        """Stop watching. Recipes live on where autograd has saved what they make, or what is made from that."""
+        """Stop watching, however far `enter` had come.
+
+        Recipes live on where autograd has saved what they make, or what is made from that.
+        """
         RUNNING.session = None
-        pop_dispatch_mode(None)
-        pop_saved_tensors_hooks()
-        self.lift.__exit__()
+        if dispatch_modes() and dispatch_mode_at(dispatch_modes() - 1) is self:
+            pop_dispatch_mode(None)
+        hooks = top_saved_tensors_hooks(False)
+        if hooks is not None and hooks[0] == self.pack:
+            pop_saved_tensors_hooks()
+        if self.lifted:
+            self.lifted = False
+            self.lift.__exit__()
         self.modules.clear()
         self.outer = None
         for ref in self.made:

@@ -5,16 +5,13 @@ Nearly all of it is read from the op's schema and tags, once per overload. The t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from holdover.recompute._torch import OpOverload
-from holdover.trace.ops import OVERWRITES, obstacle, takes_a_place
-
-BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-"""Ops that update arguments 3 and 4 when argument 5 is true, which their schemas do not say."""
+from holdover.trace.ops import ONLY_IN_TRAINING, OVERWRITES, obstacle, running_statistics, takes_a_place
 
 
 class Op:
@@ -29,11 +26,12 @@ class Op:
         random: draws from a generator.
         generator: name of its generator argument, or "".
         resizes: changes its argument's metadata (a view made in place), maybe its memory.
+        statistics: positions of running statistics, see `trace.ops.running_statistics`.
     """
 
     __slots__ = (
-        "argument_names", "counted", "dropout", "func", "generator", "hidden_writes", "name", "obstacle",
-        "overwrites", "packet", "random", "resizes", "simple", "writes",
+        "argument_names", "counted", "dropout", "func", "generator", "name", "obstacle", "overwrites",
+        "packet", "random", "resizes", "simple", "statistics", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -41,7 +39,7 @@ class Op:
         self.random = self.counted = self.simple = self.resizes = self.overwrites = False
         self.writes: tuple[tuple[int, str], ...] = ()
         self.argument_names: tuple[str, ...] = ()
-        self.hidden_writes: Callable[[Sequence[Any]], bool] | None = None
+        self.statistics: tuple[int, ...] = ()
         self.generator = self.obstacle = self.packet = ""
         self.dropout = -1
         if not isinstance(func, OpOverload):
@@ -57,9 +55,8 @@ class Op:
         self.writes = tuple(
             (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
         )
-        if self.packet in BATCH_NORMS and "out" not in self.argument_names:
-            self.hidden_writes = batch_norm_updates
-        self.simple = self.counted and not self.writes and self.hidden_writes is None and type(func) is OpOverload
+        self.statistics = running_statistics(func)
+        self.simple = self.counted and not self.writes and not self.statistics and type(func) is OpOverload
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.generator = next((a.name for a in arguments if str(a.type) in ("Optional[Generator]", "Generator")), "")
         self.dropout = self.argument_names.index("dropout_p") if "dropout_p" in self.argument_names else -1
@@ -74,14 +71,17 @@ class Op:
         p = args[self.dropout] if self.dropout < len(args) else kwargs.get("dropout_p", 0.0)
         return self.random and p != 0.0
 
+    def updates(self, args: Sequence[Any]) -> bool:
+        """Whether this call of a batch norm writes to its running statistics."""
+        if not self.statistics:
+            return False
+        flag = ONLY_IN_TRAINING.get(self.packet, -1)
+        return flag < 0 or (flag < len(args) and bool(args[flag]))
+
     def forgets(self, name: str, args: Sequence[Any]) -> bool:
         """Whether what it writes to argument `name` does not depend on what was there, provided it covers it all."""
         in_training = self.packet == "rrelu_with_noise" and len(args) > 4 and bool(args[4])
         return self.overwrites or (in_training and name == "noise")
-
-
-def batch_norm_updates(args: Sequence[Any]) -> bool:
-    return len(args) > 5 and bool(args[5])
 
 
 OPS: dict[int, Op] = {}

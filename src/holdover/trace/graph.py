@@ -130,6 +130,7 @@ class Op:
     keep: str = ""  # why its outputs cannot be made again by replay; "" when they can
     random: bool = False
     of: int = -1  # for backward ops: the forward op whose gradient this computes
+    statistics: tuple[int, ...] = ()  # storages of running statistics, which a batch norm in training writes to unsaid
 
 
 @dataclass(slots=True)

@@ -74,6 +74,26 @@ def written_arguments(op: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
+RUNNING_STATISTICS = {
+    "native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4),
+    "batch_norm_update_stats": (1, 2), "batch_norm_gather_stats": (3, 4), "batch_norm_gather_stats_with_counts": (3, 4),
+}  # fmt: skip
+"""Arguments that these ops may write to, which neither their schemas say nor version counters show."""
+
+ONLY_IN_TRAINING = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
+"""They write to them where this argument is true; the others always."""
+
+
+@cache
+def running_statistics(op: Any) -> tuple[int, ...]:
+    """Positions of the running statistics among the arguments of a batch norm.
+
+    >>> running_statistics(torch.ops.aten.native_batch_norm.default), running_statistics(torch.ops.aten.relu.default)
+    ((3, 4), ())
+    """
+    return RUNNING_STATISTICS.get(op._schema.name.split("::")[1], ()) if isinstance(op, OpOverload) else ()
+
+
 @cache
 def is_random(op: Any) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags

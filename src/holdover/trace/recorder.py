@@ -47,6 +47,7 @@ from holdover.trace.ops import (
     draws,
     obstacle,
     op_name,
+    running_statistics,
     takes_a_place,
     written_arguments,
 )
@@ -212,8 +213,10 @@ class Recorder(TorchDispatchMode):
         read = [self.lookup(p) for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
         inputs = tuple(dict.fromkeys(live.content[-1] for live in read))
         signature = self.signature(func, args, kwargs)
-        op = Op(number, op_name(func), Phase.BACKWARD if in_backward else self.phase, self.step, call, index, signature,
-                inputs, (), random=draws(func, args, kwargs), of=of)  # fmt: skip
+        op = Op(
+            number, op_name(func), Phase.BACKWARD if in_backward else self.phase, self.step, call, index, signature,
+            inputs, (), random=draws(func, args, kwargs), of=of, statistics=self.statistics(func, args),
+        )  # fmt: skip
         trace.ops.append(op)
         trace.events.append((Event.OP, number))
 
@@ -291,6 +294,11 @@ class Recorder(TorchDispatchMode):
                 if isinstance(t, torch.Tensor):
                     found += [(p, covers_storage(p) and forgets(func, name)) for p in plain_parts(t)]
         return found
+
+    def statistics(self, func: Any, args: Any) -> tuple[int, ...]:
+        """The storages of a batch norm's running statistics."""
+        given = [args[i] for i in running_statistics(func) if i < len(args)]
+        return tuple(self.lookup(t).storage for t in given if isinstance(t, torch.Tensor) and is_plain(t))
 
     def resized(self, tensor: torch.Tensor, live: Live) -> None:
         """A storage that changed its size is another allocation: the old one goes, a new one comes."""
