@@ -263,3 +263,17 @@ def test_other_regions_than_planned_are_refused() -> None:
     model.blocks[1].compile()
     with pytest.raises(ApplyError, match=r"for the whole model.*blocks\.1 is compiled"):
         holdover.apply_(model, plan)
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such day")
+
+
+def test_a_step_that_fails_when_compiled_is_an_error_of_ours() -> None:
+    with pytest.raises(TraceError, match=r"fails when compiled by aot_eager: .*no such day"):
+        holdover.plan(Failing(), (torch.zeros(2, 4),), budget="80%", compiled="aot_eager")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from holdover.errors import TraceError
 from holdover.integrations._torch import (
     FUNCTIONALIZED_DRAWS,
     NodeInfo,
@@ -31,8 +32,8 @@ from holdover.memory.simulate import RNG_STATE_BYTES
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.graph import Call, Trace
-from holdover.trace.isolate import isolated
-from holdover.trace.record import Corrections, Loss, Step, _run, describe
+from holdover.trace.isolate import ForeignError, isolated
+from holdover.trace.record import Corrections, Loss, Step, describe, run_step, said
 from holdover.trace.recorder import Recorder
 from holdover.trace.replace import replace_tensors
 from holdover.trace.step import (
@@ -92,7 +93,13 @@ def capture(
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
     compiled = tuple(regions(model)) if names is None else tuple(names)
     graphs = Graphs(backend, compiled, script or {})
-    return isolated(lambda subject: _capture(subject, graphs, faker, corrections), step)
+    try:
+        return isolated(lambda subject: _capture(subject, graphs, faker, corrections), step)
+    except ForeignError as failed:
+        raise TraceError(
+            f"The step fails when compiled by {backend}: {said(failed)} Run it with torch.compile by itself to "
+            "see more; without compiled= the plan is for eager mode."
+        ) from failed
 
 
 def _capture(step: Step, graphs: Graphs, faker: Faker, corrections: Corrections | None) -> Recording:
@@ -107,7 +114,7 @@ def _capture(step: Step, graphs: Graphs, faker: Faker, corrections: Corrections 
         compile_regions(step.model, graphs.backend, graphs.names)
         _warm_up(step, faker.device)
         recorder = graphs.recorder = GraphRecorder(real=False, corrections=corrections, known=faker.known)
-        trace = _run(step, recorder, identity, described, faker.device)
+        trace = run_step(step, recorder, identity, described, faker.device)
     return graphs.finished(trace)
 
 

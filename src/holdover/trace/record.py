@@ -120,17 +120,17 @@ def record(
         if trace is not None:
             trace.notes.append(
                 "The model asks for values that are not known without data, and takes another path where it sees that "
-                f"tensors have none. That path was recorded; a real step may take less memory. {_said(reason)}"
+                f"tensors have none. That path was recorded; a real step may take less memory. {said(reason)}"
             )
             return trace
         if target is not None:
             raise TraceError(
-                f"The step cannot be recorded for {target.name} without that card: {_said(reason)} There is no data on "
+                f"The step cannot be recorded for {target.name} without that card: {said(reason)} There is no data on "
                 "a card that is not here, so forward can take no branch on values, and its tensors must be made on "
                 "the device of its inputs. Without device=, the step is recorded for the CPU, data and all."
             )
         raise TraceError(
-            f"The step cannot be recorded without data, and the model or its inputs have none: {_said(reason)} "
+            f"The step cannot be recorded without data, and the model or its inputs have none: {said(reason)} "
             "Build the model and the inputs on a real device, or avoid reading values in forward."
         )
     try:
@@ -138,12 +138,12 @@ def record(
     except HoldoverError:
         raise
     except Exception as failed:
-        raise TraceError(f"The training step itself fails: {_said(failed)}") from failed
-    trace.notes.append(f"Recorded on real tensors, because fake ones cannot follow this step: {_said(reason)}")
+        raise TraceError(f"The training step itself fails: {said(failed)}") from failed
+    trace.notes.append(f"Recorded on real tensors, because fake ones cannot follow this step: {said(reason)}")
     return trace
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     text = str(error) if isinstance(error, ForeignError) else f"{type(error).__name__}: {error}"
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return first[:300] + ("" if first.endswith(".") else ".")
@@ -168,7 +168,7 @@ def _record_fake(
         step = replace_tensors(step, faker)
         with torch.random.fork_rng(devices=[]), faker.mode, disguise:
             recorder = Recorder(real=False, corrections=corrections, known=faker.known)
-            trace = _run(step, recorder, identity, described, faker.device, OnCard if target else nullcontext)
+            trace = run_step(step, recorder, identity, described, faker.device, OnCard if target else nullcontext)
     if target:
         trace.recorded_on = f"fake {target.name}"
         trace.uncertainties += unknowns(trace, target)
@@ -194,10 +194,10 @@ def _as_on_a_card(step: Step, faker: Faker) -> None:
 def _record_real(step: Step) -> Trace:
     recorder = Recorder(real=True)
     device = next((t.device for t in _tensors(step)), torch.device("cpu"))
-    return _run(step, recorder, fingerprint(step.model), describe((step.args, step.kwargs)), device)
+    return run_step(step, recorder, fingerprint(step.model), describe((step.args, step.kwargs)), device)
 
 
-def _run(
+def run_step(
     step: Step,
     recorder: Recorder,
     identity: str,
