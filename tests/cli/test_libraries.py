@@ -114,6 +114,6 @@ def test_other_causes_are_shown_without_blaming_torchvision(tmp_path: Path) -> N
         "    except KeyError as error:\n        raise ValueError('no such size.\\nNone at all.') from error\n"
     )
     with pytest.raises(holdover.ModelSpecError) as caught:
-        load(f"{path}:make", batch=2, seq=None, meta=True)
+        load(f"{path}:make", batch=None, seq=None, meta=True)
     said = f"make() of {path} raised ValueError: no such size, caused by KeyError: 'width' (line 5)"
     assert str(caught.value) == said

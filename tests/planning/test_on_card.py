@@ -274,7 +274,7 @@ def test_a_plan_for_a_card_is_harmless_where_other_ops_run() -> None:
     blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64)) for _ in range(3)]
     small = nn.Sequential(*blocks)
     x = torch.randn(512, 64)
-    plan = holdover.plan(small, (x,), budget="min", device="h100-80gb", time_limit=2.0)
+    plan = holdover.plan(small, (x,), budget="min", budget_kind="allocated", device="h100-80gb", time_limit=2.0)
     here = {op.name for op in record(small, (x,)).ops}
     assert {c.op for c in plan.choices} - here == {"aten.native_dropout.default"}
     gradients = []
