@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.planning.blocks import Block
 from torch import nn
 
 import holdover
@@ -118,25 +119,10 @@ def test_the_lowest_peak_says_what_it_reserves() -> None:
     assert "At most" not in plan.notes[0]
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, 3, width // 3).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
-
-
 def encoder_plan(budget: str, kind: str) -> Plan:
     """For four blocks of a small ViT, all of whose tensors lie in segments of 20 MiB."""
     with torch.device("meta"):
-        model, x = nn.Sequential(*(Block(192) for _ in range(4))), torch.zeros(8, 197, 192)
+        model, x = nn.Sequential(*(Block(192, 3, causal=False) for _ in range(4))), torch.zeros(8, 197, 192)
     return holdover.plan(
         model, (x,), budget=budget, budget_kind=kind, optimizer="adamw", device="h100-80gb", time_limit=4.0
     )

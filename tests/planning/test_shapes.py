@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.planning.blocks import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,26 +26,11 @@ from holdover.units import format_bytes, format_share
 LENGTHS = (32, 64, 128)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
-
-
 class GPT(nn.Module):
     def __init__(self, width: int = 32, depth: int = 3, vocabulary: int = 64) -> None:
         super().__init__()
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(LENGTHS[-1] * 2, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, 2, causal=True) for _ in range(depth))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

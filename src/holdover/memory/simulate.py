@@ -64,9 +64,7 @@ class Timeline:
     extra_at_peak: list[Extra]
     workspace_at_peak: int
     replays: dict[int, int]  # op -> how often it was replayed
-    copied_bytes: int = (
-        0  # by copy on write in forward, and by in-place ops whose old content others want (rules 5, 13)
-    )
+    copied_bytes: int = 0  # before writes to what others need (rules 5, 13), in packing and in unpacking
 
     @property
     def peak_bytes(self) -> int:

@@ -155,9 +155,14 @@ def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None
     budget_bytes = limit if limit is not None else floor.peak_bytes
     least = bound.seconds(budget_bytes)
     best = floor if limit is None else search.cheapest(limit, floor, least)
-    if best.seconds > least + CLOSE * problem.step_seconds:
-        least = bound.seconds(budget_bytes, moments=search.tight(best), whole=search.seconds / 4)
-    return search, best, least
+    return search, best, proved(bound, search, best, budget_bytes, least)
+
+
+def proved(bound: Bound, search: Search, best: Candidate, budget_bytes: int, least: float) -> float:
+    """`least`, or a better bound where `best` is far from it: by the moments at which it is near the budget."""
+    if best.seconds <= least + CLOSE * search.problem.step_seconds:
+        return least
+    return bound.seconds(budget_bytes, moments=search.tight(best), whole=search.seconds / 4)
 
 
 def _plan_on_card(
@@ -180,8 +185,7 @@ def _plan_on_card(
         bound, most = Bound(problem), account.tensor_bytes(trace, limit)
         least = bound.seconds(most)
         best = account.cheapest(search, floor, limit, least)
-        if best.seconds > least + CLOSE * problem.step_seconds:
-            least = bound.seconds(most, moments=search.tight(best), whole=search.seconds / 4)
+        least = proved(bound, search, best, most, least)
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
     return account.described(plan, search, best, limit)
 

@@ -49,7 +49,7 @@ class Standing:
         ops = [o for o in recorded if self.trace.ops[o].call in self.present]
         if not ops:
             return 0.0
-        loud = loud_calls(self.trace, ops, self.writers) & self.present
+        loud = self.always.union(*map(self._turned_on, ops))
         watched = sum(self.ops_of[c] for c in loud)
         quiet = sum(self.children[c] for c in loud) - sum(self.parent[c] in loud for c in loud)
         return self.hooks_seconds + watched * self.overheads.watched + quiet * self.overheads.quiet_call
@@ -57,22 +57,22 @@ class Standing:
     def charges(self, eligible: Iterable[int]) -> list[tuple[float, frozenset[int]]]:
         """What further calls cost once the dispatch mode is on in them, and the ops of which any one turns it on.
 
-        Calls with the same such ops are one entry. With `hooks_seconds`, `always_loud` and the entries that a plan's
-        ops turn on, they add up to `seconds` of that plan.
+        Calls with the same such ops are one entry. With `least` and what one quiet call costs, for the model itself,
+        the entries that a plan's ops turn on add up to `seconds` of that plan.
         """
         turned_on: dict[int, set[int]] = defaultdict(set)
         for o in eligible:
-            op = self.trace.ops[o]
-            storages = {self.trace.values[v].storage for v in (*op.inputs, *op.outputs)}
-            calls = {op.call}.union(*(self.writers.get(storage, ()) for storage in storages))
-            around = {up for call in calls for up in ancestors(call, self.parent)}
-            for call in around & self.present - self.always:
+            for call in self._turned_on(o) - self.always:
                 turned_on[call].add(o)
         together: dict[frozenset[int], float] = defaultdict(float)
         for call, ops in turned_on.items():
             quiet = self.children[call] - (self.parent[call] >= 0)
             together[frozenset(ops)] += self.ops_of[call] * self.overheads.watched + quiet * self.overheads.quiet_call
         return [(seconds, ops) for ops, seconds in together.items() if seconds > 0]
+
+    def _turned_on(self, op: int) -> set[int]:
+        """The calls that are loud as soon as the op is planned."""
+        return with_ancestors(concerned(self.trace, op, self.writers), self.parent) & self.present
 
 
 def writing_calls(trace: Trace) -> dict[int, set[int]]:
@@ -99,12 +99,19 @@ def loud_calls(trace: Trace, planned: Iterable[int], writers: Mapping[int, set[i
     """
     parent = {c.id: c.parent for c in trace.calls}
     loud = {c.id for c in trace.calls if c.key == OUTSIDE}
-    for o in planned:
-        op = trace.ops[o]
-        loud.add(op.call)
-        for v in (*op.inputs, *op.outputs):
-            loud |= writers.get(trace.values[v].storage, set())
-    return {up for call in loud for up in ancestors(call, parent)}
+    return with_ancestors(loud.union(*(concerned(trace, o, writers) for o in planned)), parent)
+
+
+def concerned(trace: Trace, planned: int, writers: Mapping[int, set[int]]) -> set[int]:
+    """The call of a planned op, and those that write to what it reads or makes."""
+    op = trace.ops[planned]
+    storages = {trace.values[v].storage for v in (*op.inputs, *op.outputs)}
+    return {op.call}.union(*(writers.get(storage, ()) for storage in storages))
+
+
+def with_ancestors(calls: Iterable[int], parent: Mapping[int, int]) -> set[int]:
+    """The calls and all around them."""
+    return {up for call in calls for up in ancestors(call, parent)}
 
 
 def ancestors(call: int, parent: Mapping[int, int]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from holdover.recompute.mutation import written
 from holdover.recompute.recipe import SMALL_PIN_BYTES, Pins, Recipe, Ref, Source, Value, Write, flat
 from holdover.recompute.rules import Op
 from holdover.recompute.script import Entry
+from holdover.trace.ops import statistics_given
 
 if TYPE_CHECKING:
     from holdover.recompute.recorder import Session
@@ -51,7 +52,7 @@ class Draft:
             self.overwritten = written(op, args, kwargs)
             if op.updates(args):
                 args = tuple(None if i in op.statistics else a for i, a in enumerate(args))
-            self.unsaid = {id(args[i]) for i in op.statistics if i < len(args) and args[i] is not None}
+            self.unsaid = {id(t) for t in statistics_given(op.func, args)}
         if op.random and op.draws(args, kwargs):
             try:
                 self.draw = random.before(op, args, kwargs)

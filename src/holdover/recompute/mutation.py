@@ -9,13 +9,14 @@ import torch
 from holdover.recompute.geometry import oddity
 from holdover.recompute.recipe import Pins, Value, flat
 from holdover.recompute.rules import Op
+from holdover.trace.ops import statistics_given
 
 
 def written(op: Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that this call writes to."""
     found: list[torch.Tensor] = []
     if op.updates(args):
-        found += [args[i] for i in op.statistics if i < len(args) and args[i] is not None]
+        found += statistics_given(op.func, args)
     for position, name in op.writes:
         a = args[position] if position < len(args) else kwargs.get(name)
         found += [t for t in flat(a) if isinstance(t, torch.Tensor)]

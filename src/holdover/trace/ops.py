@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,12 @@ def running_statistics(op: Any) -> tuple[int, ...]:
     ((3, 4), ())
     """
     return RUNNING_STATISTICS.get(op._schema.name.split("::")[1], ()) if isinstance(op, OpOverload) else ()
+
+
+def statistics_given(op: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """The running statistics among the arguments of this call of a batch norm."""
+    given = (args[i] for i in running_statistics(op) if i < len(args))
+    return [t for t in given if isinstance(t, torch.Tensor)]
 
 
 @cache

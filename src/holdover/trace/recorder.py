@@ -47,7 +47,7 @@ from holdover.trace.ops import (
     draws,
     obstacle,
     op_name,
-    running_statistics,
+    statistics_given,
     takes_a_place,
     written_arguments,
 )
@@ -297,8 +297,7 @@ class Recorder(TorchDispatchMode):
 
     def statistics(self, func: Any, args: Any) -> tuple[int, ...]:
         """The storages of a batch norm's running statistics."""
-        given = [args[i] for i in running_statistics(func) if i < len(args)]
-        return tuple(self.lookup(t).storage for t in given if isinstance(t, torch.Tensor) and is_plain(t))
+        return tuple(self.lookup(t).storage for t in statistics_given(func, args) if is_plain(t))
 
     def resized(self, tensor: torch.Tensor, live: Live) -> None:
         """A storage that changed its size is another allocation: the old one goes, a new one comes."""
