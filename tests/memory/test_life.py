@@ -10,7 +10,8 @@ from tests.memory.programs import ROWS, WIDTH, Program, programs
 from torch import nn
 
 from holdover.memory.life import Fate, State, life_of, lives_of, name_of, saved_values
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices
 from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import record
 

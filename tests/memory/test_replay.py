@@ -16,8 +16,9 @@ from holdover.errors import HoldoverError
 from holdover.memory.allocator import AllocatorOutOfMemoryError
 from holdover.memory.allocator_config import MIB, AllocatorConfig
 from holdover.memory.replay import Replay, replay
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
 from holdover.memory.snapshot import snapshot_of, write_snapshot
+from holdover.memory.timeline import Choices
 from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import record
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from tests.memory.programs import ROWS, WIDTH, Program
 
-from holdover.memory.simulate import NOTHING, Choices, phase_peaks, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING, Choices, phase_peaks
 from holdover.trace.graph import Call, Category, Event, Op, Phase, Signature, Slot, Storage, Trace, Value
 from holdover.trace.record import record
 

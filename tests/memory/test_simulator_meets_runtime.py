@@ -16,7 +16,8 @@ from torch import nn
 
 from holdover.memory.estimate import workspaces
 from holdover.memory.measure import measure_peak
-from holdover.memory.simulate import NOTHING, RNG_STATE_BYTES, Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING, RNG_STATE_BYTES, Choices
 from holdover.memory.workspace import true_outputs
 from holdover.planning.packing import packable
 from holdover.planning.problem import candidates

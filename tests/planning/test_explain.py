@@ -9,7 +9,8 @@ from torch import nn
 from holdover.errors import HoldoverError
 from holdover.memory.estimate import workspaces
 from holdover.memory.life import Fate, name_of
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices
 from holdover.planning.address import find
 from holdover.planning.explain import explain_of
 from holdover.planning.steps import Recorded, recorded

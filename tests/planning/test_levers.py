@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from holdover.memory.estimate import workspaces
-from holdover.memory.simulate import NOTHING, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING
 from holdover.planning.levers import CHUNKS, RANKS, largest_layer, levers, loss_storages, optimizer_sizes
 from holdover.planning.steps import Recorded, recorded
 from holdover.trace.graph import Category

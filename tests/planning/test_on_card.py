@@ -15,7 +15,7 @@ import holdover
 from holdover.cost.devices import card
 from holdover.memory.allocator_config import MIB
 from holdover.memory.on_card import replay_on
-from holdover.memory.simulate import FOREVER, Choices
+from holdover.memory.timeline import FOREVER, Choices
 from holdover.planning.plan import Plan
 from holdover.trace.graph import Trace
 from holdover.trace.record import record

@@ -13,7 +13,8 @@ from torch import nn
 import holdover
 from holdover.memory.estimate import Estimate, workspaces
 from holdover.memory.life import name_of
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices
 from holdover.planning.plan import Choice
 from holdover.report.html import moments
 from holdover.report.html.data import page_data

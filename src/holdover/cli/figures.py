@@ -12,7 +12,7 @@ from holdover.errors import HoldoverError
 
 if TYPE_CHECKING:
     from holdover.cli.gpt import Shape
-    from holdover.memory.simulate import Choices
+    from holdover.memory.timeline import Choices
     from holdover.trace.graph import Trace
 
 CARD = "h100-80gb"

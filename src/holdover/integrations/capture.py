@@ -28,7 +28,7 @@ from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
 from holdover.integrations.lifetimes import inlined, let_go_early, unpack_late
 from holdover.integrations.partition import Partition, Script
 from holdover.integrations.regions import compile_regions, regions
-from holdover.memory.simulate import RNG_STATE_BYTES
+from holdover.memory.timeline import RNG_STATE_BYTES
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.graph import Call, Trace

@@ -16,8 +16,9 @@ from holdover.cost.devices import card as card_named
 from holdover.errors import DeviceError
 from holdover.memory.card_workspace import card_workspace_bytes
 from holdover.memory.on_card import CardMemory, card_memory, place_of, replay_on
-from holdover.memory.simulate import CATEGORIES, Timeline, phase_peaks, simulate
+from holdover.memory.simulate import simulate
 from holdover.memory.snapshot import write_snapshot
+from holdover.memory.timeline import CATEGORIES, Timeline, phase_peaks
 from holdover.memory.workspace import true_outputs, workspace_bytes
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.trace.record import Loss, record

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdover.memory.simulate import NOTHING, Choices, _Recipe, _Walk
+from holdover.memory.simulate import Recipe, Walk
+from holdover.memory.timeline import NOTHING, Choices
 from holdover.trace.graph import OUTSIDE, Category, Event, Phase, Trace
 
 EXISTING = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
@@ -147,7 +148,7 @@ def lives_of(trace: Trace, values: Iterable[int], choices: Choices = NOTHING) ->
     numbers = [op.id for op in trace.ops if op.step == last]
     first = numbers[0] if numbers else 0
     walk = _Watch(trace, choices, wanted, first)
-    walk.run(stop=-1)
+    walk.run()
     walk.close(len(numbers))
     start = next((n - first for n in numbers if trace.ops[n].phase is Phase.BACKWARD), len(numbers))
     saved, asked = _slots(trace, wanted, first, choices)
@@ -246,17 +247,17 @@ def _reads(trace: Trace, values: Iterable[int], first: int) -> Mapping[int, list
     return reads
 
 
-class _Watch(_Walk):
+class _Watch(Walk):
     """The simulator's walk, noting when the watched values are in memory and when they are made again."""
 
     def __init__(self, trace: Trace, choices: Choices, values: Iterable[int], first: int) -> None:
-        super().__init__(trace, choices, {})
+        super().__init__(trace, choices, {}, observer=self.on_change)
         self.first = first
         self.spans: dict[int, list[Span]] = {v: [] for v in values}
         self.made: dict[int, list[Replay]] = {v: [] for v in self.spans}
         self.since: dict[int, tuple[int, State]] = {}
         self.by_storage: dict[int, list[int]] = defaultdict(list)
-        self.copied: dict[int, list[int]] = defaultdict(list)  # value -> extra holdings that contain it
+        self.copied: dict[int, set[int]] = defaultdict(set)  # value -> extra holdings that contain it
         self.there = {v for v in self.spans if trace.values[v].maker < 0 and not trace.values[v].version}
         self.again: set[int] = set()  # replayed into their own storage
         self.running: list[int] = []
@@ -265,19 +266,17 @@ class _Watch(_Walk):
 
     @property
     def position(self) -> int:
-        return len(self.live_bytes) - 1 - self.first
+        return len(self.memory.live_bytes) - 1 - self.first
 
-    def add(self, holding: int, sign: int) -> None:
-        super().add(holding, sign)
-        if holding < len(self.program):
+    def on_change(self, holding: int, _: int) -> None:
+        if holding < 0:
+            return
+        extra = self.memory.extras.get(holding)
+        if extra is None:
             self.see(self.by_storage.get(holding, ()))
-        elif self.extras[holding].value in self.spans:
-            value = self.extras[holding].value
-            if sign > 0:
-                self.copied[value].append(holding)
-            else:
-                self.copied[value].remove(holding)
-            self.see([value])
+        elif extra.value in self.spans:
+            self.copied[extra.value] ^= {holding}
+            self.see([extra.value])
 
     def on_op(self, number: int) -> None:
         super().on_op(number)
@@ -295,14 +294,14 @@ class _Watch(_Walk):
         if value in self.spans and self.trace.values[value].storage in self.lent:
             self.again.add(value)  # what was replayed is autograd's now, whose holding comes next
 
-    def materialise(self, target: _Recipe, asked: int) -> None:
+    def materialise(self, target: Recipe, asked: int) -> None:
         self.running = []
         super().materialise(target, asked)
         replay = Replay(self.position, asked, tuple(self.running))
         for v in dict.fromkeys(v for n in self.running for v in self.trace.ops[n].outputs if v in self.spans):
             self.made[v].append(replay)
 
-    def replay(self, recipe: _Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
+    def replay(self, recipe: Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         super().replay(recipe, readers, passing, lasting)
         self.running.append(recipe.op)
         for v in recipe.outputs:
@@ -326,7 +325,7 @@ class _Watch(_Walk):
 
     def state(self, value: int) -> State | None:
         storage = self.trace.values[value].storage
-        held = bool(self.program[storage] + self.ours[storage])
+        held = bool(self.memory.holders(storage))
         if not held:
             self.again.discard(value)
         if value in self.copies or value in self.again:
@@ -354,9 +353,6 @@ class _Watch(_Walk):
             start = spans.pop().start
         nbytes = self.choices.pack[value] if state is State.PACKED else self.size(value)
         spans.append(Span(start, end, state, nbytes))
-
-    def size(self, value: int) -> int:
-        return self.trace.storages[self.trace.values[value].storage].nbytes
 
     def close(self, length: int) -> None:
         """What is still there at the end of the step stays."""

@@ -14,7 +14,7 @@ from holdover.errors import DeviceError
 from holdover.memory.allocator import AllocatorOutOfMemoryError
 from holdover.memory.allocator_config import AllocatorConfig
 from holdover.memory.replay import PhaseMemory, Replay, replay
-from holdover.memory.simulate import NOTHING, Choices
+from holdover.memory.timeline import NOTHING, Choices
 from holdover.trace.graph import Trace
 from holdover.trace.target import Target
 from holdover.units import format_bytes

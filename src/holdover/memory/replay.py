@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from holdover.memory.allocator import CachingAllocator
 from holdover.memory.allocator_config import AllocatorConfig
-from holdover.memory.simulate import NOTHING, Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING, Choices
 from holdover.trace.graph import Phase, Trace
 
 BLAS_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "linear"})

@@ -8,73 +8,11 @@ which order, and when each of them is let go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
-from holdover.trace.graph import Category, Event, Phase, Trace
-
-CATEGORIES = tuple(Category)
-RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
-"""Size of the generator state that a recipe of a random op carries (torch 2.13)."""
-SMALL_PIN_BYTES = 1 << 12
-FOREVER = 1 << 30
-"""As `held_from`: whatever stage asks, a replayed result is held for its later readers."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a plan does to one trace: ops that leave a recipe, and values that are kept packed (with their bytes).
-
-    `stages` gives recorded ops the stage and the stage they are held from of rule 15; without, replays are always held.
-    Without `with_loss` it is in force inside the model's calls only: what the loss saves is held as in plain PyTorch.
-    """
-
-    recompute: frozenset[int] = frozenset()
-    pack: Mapping[int, int] = field(default_factory=dict)
-    with_loss: bool = False
-    stages: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-
-NOTHING = Choices()
-
-
-@dataclass(slots=True)
-class Extra:
-    """Bytes that only a plan brings: a cloned input, a generator state, a packed copy, a value replayed aside."""
-
-    nbytes: int
-    category: Category
-    value: int
-    held: int = 0
-
-
-@dataclass
-class Timeline:
-    """Bytes live after each op.
-
-    `live_bytes[i]` is the highest number of bytes live from the start of op `i` to the start of the next, the op's own
-    workspace included; `category_bytes[i]` the same moment by category, in the order of `CATEGORIES`, the workspace
-    counted as temporary. They add up exactly.
-    """
-
-    live_bytes: list[int]
-    category_bytes: list[tuple[int, ...]]
-    peak_op: int
-    at_peak: dict[int, int]  # storage -> bytes, those live at the peak
-    extra_at_peak: list[Extra]
-    workspace_at_peak: int
-    replays: dict[int, int]  # op -> how often it was replayed
-    copied_bytes: int = 0  # before writes to what others need (rules 5, 13), in packing and in unpacking
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.live_bytes[self.peak_op] if self.live_bytes else 0
-
-
-Observer = Callable[[int, int], None]
-"""Told of every allocation and release of a simulated step, in order: `(holding, bytes)`, bytes negative when it is let
-go. An op `n` about to run is told as `(~n, 0)`, and a kernel of op `n` that takes workspace while it makes its outputs
-as `(~n, bytes)`; a replayed op is told only of its workspace."""
+from holdover.memory.holdings import Holdings, Observer
+from holdover.memory.timeline import FOREVER, NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
+from holdover.trace.graph import Category, Event, Trace
 
 
 def simulate(
@@ -88,13 +26,18 @@ def simulate(
         detail: also find what is live at the peak (a second walk).
         observer: told of each allocation and release, once.
     """
-    first = _Walk(trace, choices, workspace or {}, observer)
-    first.run(stop=-1)
-    if detail and first.live_bytes:
-        second = _Walk(trace, choices, workspace or {})
-        second.run(stop=first.peak_moment)
-        return second.timeline(first)
-    return first.timeline(first)
+    first = Walk(trace, choices, workspace or {}, observer=observer)
+    first.run()
+    seen = first.memory
+    if detail and seen.live_bytes:
+        second = Walk(trace, choices, workspace or {}, stop=seen.peak_moment)
+        second.run()
+        at_peak = second.memory.snapshot
+    else:
+        at_peak = seen.snapshot
+    return Timeline(
+        seen.live_bytes, seen.category_bytes, seen.peak_op, *at_peak, dict(first.replays), first.copied_bytes
+    )
 
 
 def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, int]]:
@@ -108,38 +51,32 @@ def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, 
             yield kind, number
 
 
-class _Recipe:
+class Recipe:
     __slots__ = (
         "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "stage", "state", "wanted"
     )  # fmt: skip
 
     def __init__(self, op: int, outputs: tuple[int, ...], stage: int = 0, held_from: int = FOREVER) -> None:
         self.op, self.outputs, self.stage, self.held_from = op, outputs, stage, held_from
-        self.inputs: list[tuple[_Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
+        self.inputs: list[tuple[Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
         self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
         self.refs = self.wanted = self.state = 0
         self.replayed = self.spent = self.dead = False  # spent: asked for in this pass
 
 
-class _Walk:
-    """One pass over the events. Holdings are numbered: storages first, extras after them."""
+class Walk:
+    """One pass over the events."""
 
     def __init__(
-        self, trace: Trace, choices: Choices, workspace: Mapping[int, int], observer: Observer | None = None
-    ) -> None:
-        self.trace, self.choices, self.workspace, self.observer = trace, choices, workspace, observer
-        number = len(trace.storages)
-        self.sizes = [s.nbytes for s in trace.storages]
-        order = {c: i for i, c in enumerate(CATEGORIES)}
-        self.order = order
-        self.kinds = [order[s.category] for s in trace.storages]
-        self.program = [0] * number  # holders in the program, as recorded
-        self.ours = [0] * number  # holders that are ours or autograd's: kept slots, pins, replayed copies
-        self.extras: dict[int, Extra] = {}
-        self.content = [-1] * number
-        self.recipes: dict[int, _Recipe] = {}  # value -> recipe
-        self.awaited: dict[int, _Recipe] = {}  # storages about to be allocated by a recorded op
-        self.referred: dict[int, _Recipe] = {}  # storages that the program holds -> recipe of their content
+        self, trace: Trace, choices: Choices, workspace: Mapping[int, int], *, stop: int = -1,
+        observer: Observer | None = None,
+    ) -> None:  # fmt: skip
+        self.trace, self.choices, self.workspace = trace, choices, workspace
+        self.memory = Holdings(trace, stop, observer)
+        self.content = [-1] * len(trace.storages)
+        self.recipes: dict[int, Recipe] = {}  # value -> recipe
+        self.awaited: dict[int, Recipe] = {}  # storages about to be allocated by a recorded op
+        self.referred: dict[int, Recipe] = {}  # storages that the program holds -> recipe of their content
         self.pinned: dict[int, list[list[int]]] = defaultdict(list)
         self.copies: dict[int, int] = {}  # value -> holding of its replayed copy
         self.wants: dict[int, int] = defaultdict(int)  # value -> how many want it in this pass
@@ -149,71 +86,15 @@ class _Walk:
         self.unpacked = [False] * len(trace.slots)
         self.slots_alive: set[int] = set()  # of recipes
         self.last_pass = -1
-        self.now, self.by_kind = 0, [0] * len(CATEGORIES)
-        self.live_bytes: list[int] = []
-        self.category_bytes: list[tuple[int, ...]] = []
-        self.moment = self.peak_moment = -1
-        self.peak, self.peak_op, self.top, self.spare = -1, 0, -1, 0
-        self.stop = -1
-        self.snapshot: tuple[dict[int, int], list[Extra], int] | None = None
         self.replays: dict[int, int] = defaultdict(int)
         self.copied_bytes = 0
         for v in trace.values:
             if v.maker < 0 and v.version == 0:
                 self.content[v.storage] = v.id
 
-    # -- bytes ----------------------------------------------------------------------------------------------------
-
-    def add(self, holding: int, sign: int) -> None:
-        nbytes = self.sizes[holding]
-        self.now += sign * nbytes
-        self.by_kind[self.kinds[holding]] += sign * nbytes
-        if self.observer is not None:
-            self.observer(holding, sign * nbytes)
-        if sign > 0:
-            self.look(0)
-
-    def look(self, workspace: int) -> None:
-        """Is this the most so far, of this op and of the step?"""
-        self.moment += 1
-        total = self.now + workspace
-        if total > self.top:
-            self.top = total
-            if self.live_bytes:
-                self.live_bytes[-1] = total
-                kinds = list(self.by_kind)
-                kinds[self.order[Category.TEMPORARY]] += workspace
-                self.category_bytes[-1] = tuple(kinds)
-        if total > self.peak:
-            self.peak, self.peak_moment, self.spare = total, self.moment, workspace
-            self.peak_op = max(len(self.live_bytes) - 1, 0)
-        if self.moment == self.stop:
-            live = {s.id: s.nbytes for s in self.trace.storages if self.program[s.id] + self.ours[s.id]}
-            self.snapshot = live, [e for h, e in self.extras.items() if self.ours[h]], workspace
-
-    def hold(self, holding: int) -> None:
-        self.ours[holding] += 1
-        if self.ours[holding] == 1 and (holding >= len(self.program) or not self.program[holding]):
-            self.add(holding, 1)
-
-    def free(self, holding: int) -> None:
-        self.ours[holding] -= 1
-        if self.ours[holding] == 0 and (holding >= len(self.program) or not self.program[holding]):
-            self.add(holding, -1)
-
-    def extra(self, nbytes: int, category: Category, value: int) -> int:
-        holding = len(self.sizes)
-        self.sizes.append(nbytes)
-        self.kinds.append(self.order[category])
-        self.ours.append(0)
-        self.extras[holding] = Extra(nbytes, category, value)
-        self.hold(holding)
-        return holding
-
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def run(self, stop: int) -> None:
-        self.stop = stop
+    def run(self) -> None:
         act = {
             Event.OP: self.on_op, Event.HOLD: self.on_hold, Event.DROP: self.on_drop,
             Event.PACK: self.on_pack, Event.UNPACK: self.on_unpack, Event.RELEASE: self.on_release,
@@ -224,11 +105,7 @@ class _Walk:
 
     def on_op(self, number: int) -> None:
         op = self.trace.ops[number]
-        if self.observer is not None:
-            self.observer(~number, 0)
-        self.live_bytes.append(self.now)
-        self.category_bytes.append(tuple(self.by_kind))
-        self.top = self.now
+        self.memory.begin_op(number)
         record = number in self.choices.recompute
         recipe = self.record(number) if record else self.packed(number)
         for before, after in op.writes:
@@ -243,13 +120,16 @@ class _Walk:
                 self.recipes[v] = recipe
                 storage = self.trace.values[v].storage
                 self.content[storage] = v
-                if self.program[storage]:  # written in place: the storage refers to the recipe from now on
+                if self.memory.program[storage]:  # written in place: the storage refers to the recipe from now on
                     self.refer(storage, recipe)
                 else:
                     self.awaited[storage] = recipe
         self.run_kernel(number)
 
-    def refer(self, storage: int, recipe: _Recipe) -> None:
+    def size(self, value: int) -> int:
+        return self.memory.sizes[self.trace.values[value].storage]
+
+    def refer(self, storage: int, recipe: Recipe) -> None:
         recipe.refs += 1
         self.referred[storage] = recipe
 
@@ -257,14 +137,12 @@ class _Walk:
         op = self.trace.ops[number]
         workspace = self.workspace.get(op.signature, 0)
         if workspace:
-            made = sum(self.sizes[self.trace.values[v].storage] for v in op.outputs if not self.trace.values[v].version)
-            if self.observer is not None:
-                self.observer(~number, workspace)
-            self.look(made + workspace)
+            made = sum(self.size(v) for v in op.outputs if not self.trace.values[v].version)
+            self.memory.run_kernel(number, made, workspace)
 
-    def record(self, number: int) -> _Recipe:
+    def record(self, number: int) -> Recipe:
         op = self.trace.ops[number]
-        recipe = _Recipe(number, op.outputs, *self.choices.stages.get(number, ()))
+        recipe = Recipe(number, op.outputs, *self.choices.stages.get(number, ()))
         for value in op.inputs:
             source = self.recipes.get(value)
             if source is not None and not source.dead:
@@ -274,48 +152,48 @@ class _Walk:
                 self.pin(recipe, value, copied=self.trace.values[value].storage in op.statistics)
         if op.random:
             device = self.trace.storages[self.trace.values[op.outputs[0]].storage].device if op.outputs else "cpu"
-            recipe.state = self.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
+            recipe.state = self.memory.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
         return recipe
 
-    def packed(self, number: int) -> _Recipe | None:
+    def packed(self, number: int) -> Recipe | None:
         """A kept value in packed form: a recipe without inputs that carries the bytes (rule 14)."""
         op = self.trace.ops[number]
         nbytes = [self.choices.pack[v] for v in op.outputs if v in self.choices.pack]
         if not nbytes:
             return None
-        recipe = _Recipe(number, tuple(v for v in op.outputs if v in self.choices.pack))
-        recipe.state = self.extra(sum(nbytes), Category.ACTIVATION, recipe.outputs[0])
+        recipe = Recipe(number, tuple(v for v in op.outputs if v in self.choices.pack))
+        recipe.state = self.memory.extra(sum(nbytes), Category.ACTIVATION, recipe.outputs[0])
         self.copied_bytes += self.packed_bytes(recipe)
         return recipe
 
-    def packed_bytes(self, recipe: _Recipe) -> int:
-        return sum(self.sizes[self.trace.values[v].storage] for v in recipe.outputs)
+    def packed_bytes(self, recipe: Recipe) -> int:
+        return sum(self.size(v) for v in recipe.outputs)
 
-    def pin(self, recipe: _Recipe, value: int, *, copied: bool) -> None:
+    def pin(self, recipe: Recipe, value: int, *, copied: bool) -> None:
         """Keep an argument that no recipe can make: its storage, or a copy of it if small and from before the step."""
         storage = self.trace.values[value].storage
         existed = self.trace.storages[storage].category in (Category.BUFFER, Category.INPUT)
-        if copied or (existed and self.sizes[storage] <= SMALL_PIN_BYTES):
+        if copied or (existed and self.memory.sizes[storage] <= SMALL_PIN_BYTES):
             copy = self.small_copies.get(value)
-            if copy is None or not self.ours[copy]:
-                self.small_copies[value] = self.extra(self.sizes[storage], Category.ACTIVATION, value)
+            if copy is None or not self.memory.ours[copy]:
+                self.small_copies[value] = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, value)
             else:
-                self.hold(copy)
+                self.memory.hold(copy)
             recipe.pins.append([self.small_copies[value]])
             return
         pin = [storage]
-        self.hold(storage)
+        self.memory.hold(storage)
         self.pinned[storage].append(pin)
         recipe.pins.append(pin)
 
     def copy_on_write(self, storage: int, pins: list[list[int]], value: int) -> None:
-        clone = self.extra(self.sizes[storage], Category.ACTIVATION, value)
-        self.copied_bytes += self.sizes[storage]
+        clone = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, value)
+        self.copied_bytes += self.memory.sizes[storage]
         for pin in pins:
-            self.hold(clone)
-            self.free(storage)
+            self.memory.hold(clone)
+            self.memory.free(storage)
             pin[0] = clone
-        self.free(clone)
+        self.memory.free(clone)
 
     def forget(self, storage: int) -> None:
         """The storage's content goes, and with it the storage's claim on the recipe that made it."""
@@ -324,19 +202,15 @@ class _Walk:
             self.unref(recipe)
 
     def on_hold(self, storage: int) -> None:
-        self.program[storage] += 1
-        if self.program[storage] == 1:
-            if not self.ours[storage]:
-                self.add(storage, 1)
+        self.memory.program_holds(storage)
+        if self.memory.program[storage] == 1:
             recipe = self.awaited.pop(storage, None)
             if recipe is not None:
                 self.refer(storage, recipe)
 
     def on_drop(self, storage: int) -> None:
-        self.program[storage] -= 1
-        if self.program[storage] == 0:
-            if not self.ours[storage]:
-                self.add(storage, -1)
+        self.memory.program_drops(storage)
+        if not self.memory.program[storage]:
             self.forget(storage)
             self.lent.discard(storage)
 
@@ -350,7 +224,7 @@ class _Walk:
             self.slots_alive.add(number)
             self.want(recipe, value, 1)
         else:
-            self.hold(self.trace.values[value].storage)
+            self.memory.hold(self.trace.values[value].storage)
 
     def on_unpack(self, number: int) -> None:
         value = self.trace.slots[number].value
@@ -371,7 +245,7 @@ class _Walk:
         value = self.trace.slots[number].value
         recipe = self.recipes.get(value)
         if recipe is None or number in self.resaved:
-            self.free(self.trace.values[value].storage)
+            self.memory.free(self.trace.values[value].storage)
             return
         self.slots_alive.discard(number)
         if not self.unpacked[number]:
@@ -397,7 +271,7 @@ class _Walk:
 
     # -- recipes --------------------------------------------------------------------------------------------------
 
-    def want(self, recipe: _Recipe, value: int, change: int) -> None:
+    def want(self, recipe: Recipe, value: int, change: int) -> None:
         """Somebody more, or less, wants the value; a recipe of which anything is wanted wants its inputs (rule 11)."""
         stack = [(recipe, value)]
         while stack:
@@ -413,9 +287,9 @@ class _Walk:
     def let_go(self, value: int) -> None:
         copy = self.copies.pop(value, None)
         if copy is not None:
-            self.free(copy)
+            self.memory.free(copy)
 
-    def unref(self, recipe: _Recipe) -> None:
+    def unref(self, recipe: Recipe) -> None:
         stack = [recipe]
         while stack:
             r = stack.pop()
@@ -429,19 +303,19 @@ class _Walk:
                 pins = self.pinned.get(pin[0])
                 if pins is not None:
                     self.pinned[pin[0]] = [p for p in pins if p is not pin]
-                self.free(pin[0])
+                self.memory.free(pin[0])
             if r.state:
-                self.free(r.state)
+                self.memory.free(r.state)
             stack.extend(source for source, _ in r.inputs)
 
     def available(self, value: int) -> bool:
         storage = self.trace.values[value].storage
-        original = self.program[storage] and self.content[storage] == value and storage not in self.lent
+        original = self.memory.program[storage] and self.content[storage] == value and storage not in self.lent
         return value in self.copies or bool(original)
 
-    def materialise(self, target: _Recipe, asked: int) -> None:
+    def materialise(self, target: Recipe, asked: int) -> None:
         """Replay what is missing, inputs before outputs; what only this replay needed goes with its last reader."""
-        order: list[_Recipe] = []
+        order: list[Recipe] = []
         readers: dict[int, int] = defaultdict(int)
         readers[asked] = 1
         seen: set[int] = set()
@@ -470,7 +344,7 @@ class _Walk:
                 if value in self.copies and not readers[value] and (value in passing or not self.wants[value]):
                     self.let_go(value)
 
-    def replay(self, recipe: _Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
+    def replay(self, recipe: Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]
         if recipe.op in self.choices.recompute:
             self.replays[recipe.op] += 1
@@ -492,31 +366,15 @@ class _Walk:
             storage = self.trace.values[v].storage
             if v in taken:
                 self.copies[v] = taken[v]
-            elif self.program[storage] + self.ours[storage]:
-                self.copies[v] = self.extra(self.sizes[storage], Category.ACTIVATION, v)
+            elif self.memory.holders(storage):
+                self.copies[v] = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, v)
             else:
-                self.hold(storage)
+                self.memory.hold(storage)
                 self.copies[v] = storage
             if v in rewritten and v not in taken:
-                self.copied_bytes += self.sizes[storage]
+                self.copied_bytes += self.memory.sizes[storage]
         if lasting and not recipe.replayed:
             recipe.replayed = True
             if recipe.wanted:
                 for source, value in recipe.inputs:
                     self.want(source, value, -1)
-
-    def timeline(self, first: _Walk) -> Timeline:
-        live, extras, spare = self.snapshot or ({}, [], 0)
-        return Timeline(
-            first.live_bytes, first.category_bytes, first.peak_op, live, extras, spare, dict(first.replays),
-            first.copied_bytes,
-        )  # fmt: skip
-
-
-def phase_peaks(trace: Trace, timeline: Timeline) -> dict[tuple[int, Phase], int]:
-    """The highest bytes live in each (step, phase)."""
-    peaks: dict[tuple[int, Phase], int] = {}
-    for op, nbytes in zip(trace.ops, timeline.live_bytes, strict=True):
-        key = (op.step, op.phase)
-        peaks[key] = max(peaks.get(key, 0), nbytes)
-    return peaks

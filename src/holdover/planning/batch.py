@@ -12,7 +12,8 @@ import torch
 from holdover.errors import HoldoverError
 from holdover.memory.estimate import workspaces
 from holdover.memory.on_card import replay_on
-from holdover.memory.simulate import CATEGORIES, Timeline, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import CATEGORIES, Timeline
 from holdover.planning.steps import Recorded, recorded
 from holdover.trace.graph import Category, Phase
 from holdover.trace.isolate import ForeignError, isolated

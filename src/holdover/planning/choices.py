@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdover.memory.simulate import Choices
+from holdover.memory.timeline import Choices
 from holdover.planning.packing import packable
 from holdover.planning.plan import PACK, Plan
 from holdover.trace.graph import Phase, Trace

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from holdover.memory.estimate import peak_of
-from holdover.memory.simulate import Timeline
+from holdover.memory.timeline import Timeline
 from holdover.planning.inputs import FIXED
 from holdover.planning.plan import PACK, RECOMPUTE, Choice, Knee, ModuleSummary, Plan
 from holdover.planning.problem import Problem

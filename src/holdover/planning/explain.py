@@ -10,7 +10,8 @@ from typing import Any
 
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.life import EXISTING, Fate, Life, lives_of, name_of
-from holdover.memory.simulate import NOTHING, Choices, Timeline, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING, Choices, Timeline
 from holdover.planning.address import find
 from holdover.planning.api import priced_problem, same_places
 from holdover.planning.choices import choices_of

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdover.memory.estimate import _logits_and_loss, workspaces
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices
 from holdover.planning.steps import Recorded
 from holdover.trace.graph import Category, Phase, Trace
 from holdover.units import format_bytes

@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from holdover.memory.simulate import Timeline, reachable_events
+from holdover.memory.simulate import reachable_events
+from holdover.memory.timeline import Timeline
 from holdover.planning.standing import Standing
 from holdover.trace.graph import Category, Event, Phase, Trace
 

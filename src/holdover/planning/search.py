@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from holdover.memory.simulate import Choices, Timeline, phase_peaks, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices, Timeline, phase_peaks
 from holdover.planning import milp
 from holdover.planning.chain import MOST_STAGES, Chain
 from holdover.planning.classes import classes_of

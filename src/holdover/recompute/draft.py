@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdover.memory.simulate import FOREVER
+from holdover.memory.timeline import FOREVER, SMALL_PIN_BYTES
 from holdover.recompute import random
 from holdover.recompute._torch import alias
 from holdover.recompute.geometry import covers_storage, geometry, oddity
 from holdover.recompute.mutation import written
-from holdover.recompute.recipe import SMALL_PIN_BYTES, Pins, Recipe, Ref, Source, Value, Write, flat
+from holdover.recompute.recipe import Pins, Recipe, Ref, Source, Value, Write, flat
 from holdover.recompute.rules import Op
 from holdover.recompute.script import Entry
 from holdover.trace.ops import statistics_given

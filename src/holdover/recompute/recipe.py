@@ -62,14 +62,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdover.errors import ReplayError
-from holdover.memory.simulate import FOREVER
+from holdover.memory.timeline import FOREVER
 from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
 from holdover.recompute.random import Draw, default_generator
 
 if TYPE_CHECKING:
     from holdover.recompute.ledger import Ledger, Replay
 
-SMALL_PIN_BYTES = 4096
 NO_PASS = -1
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from holdover.memory.simulate import FOREVER
+from holdover.memory.timeline import FOREVER
 
 
 class Entry(NamedTuple):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdover.memory.estimate import workspaces
 from holdover.memory.life import Life, State, life_of
-from holdover.memory.simulate import Choices, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices
 from holdover.report.figures.canvas import BLUE, FAINT, GREEN, INK, ORANGE, SOFT, check_drawable, sheet, write
 from holdover.trace.graph import Phase, Trace
 from holdover.units import format_bytes

@@ -16,7 +16,7 @@ from holdover.cost.measured import price
 from holdover.cost.roofline import modelled
 from holdover.memory.estimate import Estimate, estimate_of, workspaces
 from holdover.memory.life import name_of
-from holdover.memory.simulate import CATEGORIES, Choices
+from holdover.memory.timeline import CATEGORIES, Choices
 from holdover.planning.api import priced_problem
 from holdover.planning.choices import choices_of
 from holdover.planning.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdover.memory.simulate import Choices
+from holdover.memory.timeline import Choices
 from holdover.planning.problem import candidates
 from holdover.report.html.moments import Shown
 from holdover.trace.graph import Category, Phase, TensorSpec, Trace

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdover.memory.simulate import NOTHING, Choices, Timeline, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import NOTHING, Choices, Timeline
 from holdover.planning.problem import replayed_part
 from holdover.trace.graph import Event, Phase, Trace
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from holdover.memory.simulate import Choices, phase_peaks, simulate
+from holdover.memory.simulate import simulate
+from holdover.memory.timeline import Choices, phase_peaks
 from holdover.planning.problem import Problem, candidates, replayed_part
 from holdover.report.html.moments import Shown
 from holdover.report.tables import layer_name
