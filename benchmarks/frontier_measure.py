@@ -29,6 +29,8 @@ from holdover.memory.measure import _quiet_profiler, existing_bytes
 QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 MARK = "frontier: forward is over"
 LEAST_ROUNDS, MOST_ROUNDS = 7, 25
+LONG_STEP_SECONDS, FEW_ROUNDS = 2.0, 3
+"""Steps that take long vary less, and seven rounds of them would take hours."""
 
 
 class UnavailableError(Exception):
@@ -289,7 +291,8 @@ def _time(plain: Callable[[], None], steps: dict[str, Callable[[], None]], repor
     gc.collect()
     gc.freeze()  # what is there now need not be looked through before every step
     once = sum(_seconds(step) for _, step in everyone)
-    report.rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(once, 1e-3))))
+    least = FEW_ROUNDS if once > LONG_STEP_SECONDS * len(everyone) else LEAST_ROUNDS
+    report.rounds = max(least, min(MOST_ROUNDS, int(seconds / max(once, 1e-3))))
     taken: dict[str, list[float]] = {label: [] for label, _ in everyone}
     for number in range(report.rounds):
         turn = number % len(everyone)
