@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import benchmarks.zoo  # noqa: F401 - lets transformers import beside a torchvision without compiled ops
 
 import holdover
+from holdover.memory.on_card import CardMemory
 
 MIB, GIB = 2**20, 2**30
 DIFFERENCE_WITHIN, TOTAL_WITHIN = 0.05, 0.10
@@ -190,17 +191,12 @@ def bert_mib(batch: int, precision: str, *, as_then: bool = False) -> float:
     )  # fmt: skip
     scores_bytes = 4 * BERT_LAYERS * batch * BERT_HEADS * BERT_LENGTH**2
     then = scores_bytes + estimate.gradients_bytes if as_then else 0
-    return (reserved_bytes(estimate) + then) / MIB + CONTEXT_MIB
+    return (on_card(estimate).reserved_bytes + then) / MIB + CONTEXT_MIB
 
 
-def reserved_bytes(estimate: holdover.Estimate) -> int:
+def on_card(estimate: holdover.Estimate) -> CardMemory:
     assert estimate.on_card is not None
-    return estimate.on_card.reserved_bytes
-
-
-def allocated_bytes(estimate: holdover.Estimate) -> int:
-    assert estimate.on_card is not None
-    return estimate.on_card.allocated_bytes
+    return estimate.on_card
 
 
 def torchtune_gib() -> float:
@@ -210,7 +206,7 @@ def torchtune_gib() -> float:
         mask = torch.ones(2, 1, 4096, 4096, dtype=torch.bool)
         positions = torch.zeros(2, 4096, dtype=torch.long)
     kwargs = {**tokens(2, 4096), "attention_mask": mask, "position_ids": positions}
-    return allocated_bytes(holdover.estimate(model, (), kwargs, optimizer="adamw", device="a100-80gb")) / GIB
+    return on_card(holdover.estimate(model, (), kwargs, optimizer="adamw", device="a100-80gb")).allocated_bytes / GIB
 
 
 class Adapted(nn.Module):
@@ -236,7 +232,7 @@ LORA_MODELS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
 }
 
 
-def lora_mib(name: str, batch: int, length: int, attention: str, rank: int) -> float:
+def lora(name: str, batch: int, length: int, attention: str, rank: int) -> CardMemory:
     """A float16 model with adapters on its linear layers, checkpointed by layer, under float16 autocast on a T4."""
     layers, kv_heads, inner, vocabulary, changes = LORA_MODELS[name]
     model = llama(layers, kv_heads, inner, vocabulary, attn_implementation=attention, **changes).to(torch.float16)
@@ -247,10 +243,15 @@ def lora_mib(name: str, batch: int, length: int, attention: str, rank: int) -> f
                 setattr(module, key, Adapted(child, rank))
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     model.enable_input_require_grads()  # type: ignore[operator]
-    estimate = holdover.estimate(
-        model.train(), (), tokens(batch, length), optimizer="adamw", precision="16-mixed", device="t4"
+    return on_card(
+        holdover.estimate(
+            model.train(), (), tokens(batch, length), optimizer="adamw", precision="16-mixed", device="t4"
+        )
     )
-    return allocated_bytes(estimate) / MIB
+
+
+def lora_mib(name: str, batch: int, length: int, attention: str, rank: int) -> float:
+    return lora(name, batch, length, attention, rank).allocated_bytes / MIB
 
 
 OWN = "own count"

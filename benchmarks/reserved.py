@@ -12,14 +12,9 @@ from __future__ import annotations
 import warnings
 
 import torch
-from published import LORA_MODELS, Adapted, llama, tokens
-from torch import nn
+from published import MIB, lora
 from transformers.integrations import sdpa_attention
 
-import holdover
-from holdover.memory.on_card import CardMemory
-
-MIB = 2**20
 ROWS = (
     ("SmolLM2-1.7B", 4, 1024, "sdpa", 32, 6528.7, 7094),
     ("SmolLM2-135M", 1, 4096, "sdpa", 16, 3148, 3284),
@@ -28,24 +23,6 @@ ROWS = (
     ("TinyLlama-1.1B", 2, 1024, "eager", 16, 3518, 4226),
 )
 """Model, batch, length, attention, rank, MiB allocated and reserved."""
-
-
-def adapted(name: str, batch: int, length: int, attention: str, rank: int) -> CardMemory:
-    """The step with adapters on a T4."""
-    layers, kv_heads, inner, vocabulary, changes = LORA_MODELS[name]
-    model = llama(layers, kv_heads, inner, vocabulary, attn_implementation=attention, **changes).to(torch.float16)
-    model.requires_grad_(False)
-    for module in list(model.modules()):
-        for key, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and key != "lm_head":
-                setattr(module, key, Adapted(child, rank))
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    model.enable_input_require_grads()  # type: ignore[operator]
-    found = holdover.estimate(
-        model.train(), (), tokens(batch, length), optimizer="adamw", precision="16-mixed", device="t4"
-    ).on_card
-    assert found is not None
-    return found
 
 
 def main() -> None:
@@ -58,7 +35,7 @@ def main() -> None:
         f"{'reserved':>9} {'here':>8} {'off':>6} {'ratio':>6} {'here':>6}"
     )
     for name, batch, length, attention, rank, allocated, reserved in ROWS:
-        found = adapted(name, batch, length, attention, rank)
+        found = lora(name, batch, length, attention, rank)
         ours = found.allocated_bytes / MIB, found.reserved_bytes / MIB
         print(
             f"{name:16} {batch:>2} x {length} {attention:>8} {allocated:>9.0f} {ours[0]:>8.0f} "

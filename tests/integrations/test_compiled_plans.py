@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.integrations import helpers
 from tests.integrations.helpers import assert_equal, loss, peak, results, tokens, transformer, within_promise
+from tests.planning.blocks import Checkpointed
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import holdover
 from holdover import ApplyError, BudgetError, Plan, PlanError, TraceError
@@ -90,15 +90,6 @@ def test_random_numbers_and_running_statistics_end_as_without_a_plan(build: Any,
     follower = holdover.apply_(twin(model), plan)
     assert_equal(results(follower, x), expected)
     assert within_promise(peak(follower, x), plan)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def test_the_users_activation_checkpointing_keeps_its_say() -> None:

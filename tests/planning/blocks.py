@@ -1,13 +1,14 @@
-"""A transformer's block, as plain as it gets."""
+"""Modules that models of several tests are built of."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """Pre-norm, with one projection for queries, keys and values."""
+    """A transformer's, as plain as it gets: pre-norm, with one projection for queries, keys and values."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -22,3 +23,14 @@ class Block(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+class Checkpointed(nn.Module):
+    """A module under the user's own activation checkpointing."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]

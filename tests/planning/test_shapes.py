@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.blocks import Block
+from tests.planning.blocks import Block, Checkpointed
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import holdover
 from holdover.memory.measure import measure_peak
@@ -233,19 +232,11 @@ def test_the_warning_names_the_line_that_calls_the_model(by_length: Plan, how: s
         if how == "checkpointed":
             model = Checkpointed(model)
         with pytest.warns(UserWarning, match="this forward has 4x256") as said:
-            line = called_here(model, ids(256))
+            place = __file__, called_here(model, ids(256))
     if how == "checkpointed":  # the nearest line of the user's, which is the forward of a module
-        line = Checkpointed.forward.__code__.co_firstlineno + 1
-    assert (said[0].filename, said[0].lineno) == (__file__, line)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+        forward = Checkpointed.forward.__code__
+        place = forward.co_filename, forward.co_firstlineno + 1
+    assert (said[0].filename, said[0].lineno) == place
 
 
 def test_the_estimate_at_other_shapes_leaves_weights_alone() -> None:

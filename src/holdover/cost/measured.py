@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 
 from holdover.cost.flops import Work, work_of
-from holdover.cost.overheads import overheads
 from holdover.cost.timing import POOR_SPREAD, Timing, clock_for, cold, warm
 from holdover.measuring._torch import bare_kernels
 from holdover.measuring.arguments import Arena, UnrunnableError, argument_bytes, is_view_or_factory
@@ -213,11 +212,6 @@ def cold_code_seconds(device: str) -> float:
     with bare_kernels():
         call = functools.partial(torch.ops.aten.neg.default, x)
         return max(0.0, cold(call, target).seconds - warm(call, target).seconds)
-
-
-def replay_overhead_seconds(device: str) -> float:
-    """Seconds that recording and replaying add per op, beside the op's own time: Python's, whatever the device."""
-    return overheads().recorded
 
 
 def _measured(

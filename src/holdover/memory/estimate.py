@@ -15,6 +15,7 @@ from holdover.cost.devices import Card
 from holdover.cost.devices import card as card_named
 from holdover.errors import DeviceError
 from holdover.memory.card_workspace import card_workspace_bytes
+from holdover.memory.loss import logits_and_loss
 from holdover.memory.on_card import CardMemory, card_memory, place_of, replay_on
 from holdover.memory.simulate import simulate
 from holdover.memory.snapshot import write_snapshot
@@ -25,8 +26,6 @@ from holdover.trace.record import Loss, record
 from holdover.trace.step import OptimizerSpec
 
 SCHEMA_VERSION = 1
-LOSS_OPS = ("_log_softmax", "nll_loss", "binary_cross_entropy", "mse_loss", "smooth_l1_loss", "huber_loss")
-CASTS = ("aten._to_copy", "aten.clone", "aten.copy_", "aten.contiguous")
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,7 @@ def estimate_of(trace: Trace, *, precision: str | None = None, card: Card | None
     last = max((op.step for op in trace.ops), default=0)
     peaks = phase_peaks(trace, timeline)
     by_step = {n: max(v for (step, _), v in peaks.items() if step == n) for n in range(last + 1)}
-    loss_storages = _logits_and_loss(trace, last)
+    loss_storages = logits_and_loss(trace, last)
     saved = [s for s, maker in _saved_storages(trace) if trace.ops[maker].step == last]
     peak = peak_of(trace, timeline)
     existing = [s for s in trace.storages if s.category in (Category.PARAMETER, Category.BUFFER)]
@@ -329,24 +328,3 @@ def _by_module(trace: Trace, timeline: Timeline) -> list[ModuleRow]:
         for path in order
         if weights[path] or saved[path] or at_peak[path]
     ]
-
-
-def _logits_and_loss(trace: Trace, step: int) -> set[int]:
-    """Storages made by the loss, and the logits it reads: back from the loss's first op through casts and copies."""
-    found: set[int] = set()
-    for op in trace.ops:
-        if op.step != step or op.phase not in (Phase.FORWARD, Phase.LOSS):
-            continue
-        is_loss_op = any(name in op.name for name in LOSS_OPS)
-        if op.phase is Phase.LOSS or is_loss_op:
-            found.update(trace.values[v].storage for v in op.outputs)
-        if is_loss_op:
-            queue = list(op.inputs)
-            while queue:
-                value = trace.values[queue.pop()]
-                if value.maker < 0 or value.storage in found or value.dtype.startswith("int"):
-                    continue
-                found.add(value.storage)
-                if trace.ops[value.maker].name.startswith(CASTS):
-                    queue.extend(trace.ops[value.maker].inputs)
-    return found

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdover.memory.estimate import _logits_and_loss, workspaces
+from holdover.memory.estimate import workspaces
+from holdover.memory.loss import logits_and_loss
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import Choices
 from holdover.planning.steps import Recorded
@@ -87,7 +88,7 @@ def with_sizes(trace: Trace, sizes: Mapping[int, int]) -> Trace:
 def loss_storages(trace: Trace) -> set[int]:
     """Logits, what the loss makes of them, and their gradients: what a loss in chunks holds one chunk of."""
     last = max((op.step for op in trace.ops), default=0)
-    found = {s for step in range(last + 1) for s in _logits_and_loss(trace, step)}
+    found = {s for step in range(last + 1) for s in logits_and_loss(trace, step)}
     sizes = {trace.storages[s].nbytes for s in found if trace.storages[s].nbytes > SMALL_BYTES}
     makers = {trace.values[v].maker for v in range(len(trace.values)) if trace.values[v].storage in found}
     for op in trace.ops:
