@@ -20,9 +20,9 @@ from holdover.memory.on_card import CardMemory, card_memory, place_of, replay_on
 from holdover.memory.simulate import simulate
 from holdover.memory.snapshot import write_snapshot
 from holdover.memory.timeline import CATEGORIES, Timeline, phase_peaks
-from holdover.memory.workspace import true_outputs, workspace_bytes
+from holdover.memory.workspace import workspace_bytes
 from holdover.trace.graph import Category, Phase, Trace
-from holdover.trace.record import Loss, record
+from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
 
 SCHEMA_VERSION = 1
@@ -237,10 +237,7 @@ def estimate(
     True
     """
     place = place_of(device)
-    trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
-        corrections=true_outputs, target=place.target,
-    )  # fmt: skip
+    trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
     return estimate_of(trace, precision=precision, card=place.card)
 
 

@@ -15,7 +15,11 @@ from holdover.memory.allocator import AllocatorOutOfMemoryError
 from holdover.memory.allocator_config import AllocatorConfig
 from holdover.memory.replay import PhaseMemory, Replay, replay
 from holdover.memory.timeline import NOTHING, Choices
+from holdover.memory.workspace import true_outputs
 from holdover.trace.graph import Trace
+from holdover.trace.record import Loss
+from holdover.trace.record import record as record_step
+from holdover.trace.step import OptimizerSpec
 from holdover.trace.target import Target
 from holdover.units import format_bytes
 
@@ -36,6 +40,16 @@ class Place:
             return None
         assert self.card.capability is not None
         return Target(self.card.name, self.card.capability)
+
+    def record(
+        self, model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
+        loss: Loss | None = None, optimizer: OptimizerSpec = None, precision: str | None = None,
+    ) -> Trace:  # fmt: skip
+        """The step as it runs there; arguments and errors are those of `trace.record.record`."""
+        return record_step(
+            model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=self.device,
+            corrections=true_outputs, target=self.target,
+        )  # fmt: skip
 
 
 def place_of(device: str | None) -> Place:

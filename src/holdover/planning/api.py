@@ -14,7 +14,6 @@ from holdover.cost.roofline import copy_seconds_per_byte, modelled
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.on_card import place_of
-from holdover.memory.workspace import true_outputs
 from holdover.planning.bound import Bound, bound_seconds
 from holdover.planning.describe import described
 from holdover.planning.inputs import checked_pairs, planned_shape, shapes_of
@@ -25,7 +24,7 @@ from holdover.planning.priced import priced_here
 from holdover.planning.problem import Problem, build
 from holdover.planning.search import CLOSE, Candidate, Search
 from holdover.trace.graph import Phase, Trace
-from holdover.trace.record import Loss, record
+from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
 from holdover.units import format_bytes, parse_budget
 
@@ -98,15 +97,9 @@ def plan(
             optimizer=optimizer, precision=precision, device=place.device, with_loss=with_loss, time_limit=time_limit,
         )  # fmt: skip
     recorded = [
-        (
-            shapes_of(a, k),
-            record(
-                model, a, k, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
-                corrections=true_outputs, target=place.target,
-            ),
-        )
+        (shapes_of(a, k), place.record(model, a, k, loss=loss, optimizer=optimizer, precision=precision))
         for a, k in [(args, kwargs), *checked_pairs(also)]
-    ]  # fmt: skip
+    ]
     if also:
         from holdover.planning.shapes import plan_shapes  # builds upon this module
 

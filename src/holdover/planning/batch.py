@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,14 +18,11 @@ from holdover.planning.steps import Recorded, recorded
 from holdover.trace.graph import Category, Phase
 from holdover.trace.isolate import ForeignError, isolated
 from holdover.trace.record import Loss
-from holdover.trace.replace import replace_tensors
+from holdover.trace.resize import with_shapes
 from holdover.trace.step import OptimizerSpec, tensors_in
 
 MOST = 1 << 16
 """Batch sizes above are not tried."""
-
-MOST_ROWS_BYTES = 1 << 28
-"""Larger tensors of CPU models are made without data."""
 
 
 @dataclass(frozen=True)
@@ -101,37 +98,17 @@ def resized(subject: Subject, old: int, new: int) -> Subject:
 
     Changes mutable containers and closures in place, as `replace_tensors` does.
     """
-    own: set[int] = set()
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        own.add(id(tensor))
-        return tensor
-
-    replace_tensors(subject.model, note)
     flattened = _flattened(subject, old)
 
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in own or not tensor.dim():
-            return tensor
-        if tensor.shape[0] == old:
-            return _rows(tensor, new)
-        return _rows(tensor, tensor.shape[0] // old * new) if tensor.shape[0] in flattened else tensor
+    def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+        rows, *rest = tensor.shape
+        if rows != old and rows not in flattened:
+            return None
+        return (rows // old * new, *rest)
 
-    args, kwargs, loss = replace_tensors((subject.args, dict(subject.kwargs), subject.loss), convert)
-    return Subject(
-        subject.model, args, kwargs, loss, subject.optimizer, subject.precision, subject.device
-    )  # fmt: skip
-
-
-def _rows(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    with torch.no_grad():
-        shape = (size, *tensor.shape[1:])
-        if tensor.device.type == "cpu" and tensor.nbytes // tensor.shape[0] * size > MOST_ROWS_BYTES:
-            made = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        else:
-            index = torch.arange(size, device=tensor.device) % tensor.shape[0]
-            made = tensor.detach().index_select(0, index)
-    return made.requires_grad_(tensor.requires_grad)
+    parts = subject.args, dict(subject.kwargs), subject.loss
+    args, kwargs, loss = with_shapes(parts, subject.model, shape_of)
+    return replace(subject, args=args, kwargs=kwargs, loss=loss)
 
 
 def _record(subject: Subject) -> Recorded:

@@ -15,7 +15,6 @@ from holdover.cost.devices import Card
 from holdover.errors import BudgetError
 from holdover.memory.estimate import workspaces
 from holdover.memory.on_card import place_of
-from holdover.memory.workspace import true_outputs
 from holdover.planning.api import lowest_of, priced_problem, same_places
 from holdover.planning.bound import Bound
 from holdover.planning.describe import described
@@ -23,7 +22,7 @@ from holdover.planning.on_card import CardBudget
 from holdover.planning.plan import Plan
 from holdover.planning.search import CLOSE, Candidate, Search
 from holdover.trace.graph import Trace
-from holdover.trace.record import Loss, record
+from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
 from holdover.units import format_bytes, parse_budget
 
@@ -158,10 +157,7 @@ def frontier(
     (0.0, True)
     """
     place = place_of(device)
-    trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
-        corrections=true_outputs, target=place.target,
-    )  # fmt: skip
+    trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
     return frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card)
 
 

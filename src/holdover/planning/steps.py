@@ -10,11 +10,10 @@ import torch
 
 from holdover.cost.devices import Card
 from holdover.memory.on_card import place_of
-from holdover.memory.workspace import true_outputs
 from holdover.planning.api import plan_of
 from holdover.planning.plan import Plan
 from holdover.trace.graph import Trace
-from holdover.trace.record import Loss, record
+from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
 
 
@@ -52,8 +51,5 @@ def recorded(
         DeviceError: an unknown device.
     """
     place = place_of(device)
-    trace = record(
-        model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision, device=place.device,
-        corrections=true_outputs, target=place.target,
-    )  # fmt: skip
+    trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
     return Recorded(trace, place.card, precision)

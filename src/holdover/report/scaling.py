@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from holdover.errors import HoldoverError
-from holdover.memory.workspace import true_outputs
+from holdover.memory.on_card import Place
 from holdover.report.stack import Layer, stack_of
 from holdover.trace.graph import Category, TensorSpec, Trace
 from holdover.trace.isolate import ForeignError, isolated
-from holdover.trace.record import Loss, record
-from holdover.trace.replace import replace_tensors
+from holdover.trace.record import Loss
+from holdover.trace.resize import with_shapes
 from holdover.trace.step import tensors_in
 
 Sizes = tuple[int, int, int]
@@ -280,51 +280,20 @@ def _record_at(subject: Subject, study: _Study, sizes: Sizes) -> dict[str, Layer
         assert isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential))
         for i in range(study.blocks.count - 1, depth - 1, -1):
             del container[i]
-    args, kwargs, loss = resized(subject, (study.batch, study.seq), (batch, seq))
-    trace = record(
-        subject.model, args, kwargs, loss=loss, precision=subject.precision, device=subject.device,
-        corrections=true_outputs,
-    )  # fmt: skip
-    return stack_of(trace)
 
+    def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+        rows, *rest = tensor.shape
+        if study.seq > 1 and rows == study.batch * study.seq:
+            return (batch * seq, *rest)
+        if rows != study.batch:
+            return None
+        if study.seq > 1 and rest and rest[0] == study.seq:
+            rest[0] = seq
+        return (batch, *rest)
 
-def resized(
-    subject: Subject, old: tuple[int, int], new: tuple[int, int]
-) -> tuple[tuple[Any, ...], dict[str, Any], Loss | None]:
-    """Arguments and loss with every tensor that is not the model's own brought to another batch size and length.
-
-    Changes mutable containers and closures in place, as `replace_tensors` does.
-    """
-    own: set[int] = set()
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        own.add(id(tensor))
-        return tensor
-
-    replace_tensors(subject.model, note)
-
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in own or not tensor.dim():
-            return tensor
-        made = tensor
-        if old[1] > 1 and tensor.shape[0] == old[0] * old[1]:
-            return _repeated(made, 0, new[0] * new[1])
-        if tensor.shape[0] == old[0]:
-            made = _repeated(made, 0, new[0])
-            if old[1] > 1 and tensor.dim() > 1 and tensor.shape[1] == old[1]:
-                made = _repeated(made, 1, new[1])
-        return made
-
-    args, kwargs, loss = replace_tensors((subject.args, subject.kwargs, subject.loss), convert)
-    return args, kwargs, loss
-
-
-def _repeated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """As many slices as asked for, the tensor's own again and again: what an index may be stays what it may be."""
-    with torch.no_grad():
-        index = torch.arange(size, device=tensor.device) % tensor.shape[dim]
-        made = tensor.detach().index_select(dim, index)
-    return made.requires_grad_(tensor.requires_grad)
+    args, kwargs, loss = with_shapes((subject.args, subject.kwargs, subject.loss), subject.model, shape_of)
+    place = Place(subject.device)
+    return stack_of(place.record(subject.model, args, kwargs, loss=loss, precision=subject.precision))
 
 
 # -- polynomials ------------------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ import torch
 from holdover.errors import BudgetError
 from holdover.memory.estimate import estimate_of
 from holdover.memory.on_card import place_of
-from holdover.memory.workspace import true_outputs
 from holdover.planning.frontier import Frontier, frontier_of
 from holdover.report.html.data import page_data
 from holdover.report.scaling import Subject, scaling_of
-from holdover.trace.record import Loss, record
+from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
 
 USUAL = "70%"
@@ -64,10 +63,7 @@ def page_for(
     """
     place = place_of(request.device)
     with stage("recording the step"):
-        trace = record(
-            model, args, kwargs, loss=loss, optimizer=request.optimizer, precision=request.precision,
-            device=place.device, corrections=true_outputs, target=place.target,
-        )  # fmt: skip
+        trace = place.record(model, args, kwargs, loss=loss, optimizer=request.optimizer, precision=request.precision)
         estimate = estimate_of(trace, precision=request.precision, card=place.card)
     with stage("pricing its ops, finding the frontier"):
         frontier = frontier_of(
