@@ -197,7 +197,7 @@ def input_bytes(trace: Trace) -> int:
 
 def search_of(trace: Trace, costs: Mapping[int, float], workspace: Mapping[int, int], seconds: float) -> Search:
     problem = build(trace, costs, workspace)
-    return Search(problem, workspace, same_places(trace, problem), seconds=seconds)
+    return Search(problem, workspace, same_places(problem), seconds=seconds)
 
 
 def main() -> int:

@@ -42,9 +42,9 @@ def main() -> None:
         trace = record(model, args, kwargs, loss=loss, corrections=true_outputs)
         workspace, _ = workspaces(trace)
         problem, _ = priced_problem(trace, workspace, with_loss=False)
-        search = Search(problem, workspace, same_places(trace, problem), seconds=chosen.seconds)
+        search = Search(problem, workspace, same_places(problem), seconds=chosen.seconds)
         plain = search.judge(())
-        search, floor = lowest_of(search, problem, with_loss=False)
+        search, floor = lowest_of(search)
         for share in SHARES:
             start = time.perf_counter()
             budget = floor.peak_bytes + int(share * (plain.peak_bytes - floor.peak_bytes))

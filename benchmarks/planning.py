@@ -115,9 +115,9 @@ def measure(name: str) -> None:
     workspace, _ = workspaces(trace)
     problem, _ = priced_problem(trace, workspace, with_loss=False)
     last = time.process_time()  # prices are kept on disk, and known the second time
-    search = Search(problem, workspace, same_places(trace, problem))
+    search = Search(problem, workspace, same_places(problem))
     plain = search.judge(()).peak_bytes
-    search, floor = lowest_of(search, problem, with_loss=False, quick=True)
+    search, floor = lowest_of(search, quick=True)
     done("floor")
     budget = (floor.peak_bytes + plain) // 2
     bound = bound_seconds(problem, budget)

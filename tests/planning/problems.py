@@ -29,7 +29,7 @@ def program_trace(program: list[tuple[str, int, int]]) -> Trace:
 
 
 def search_of(problem: Problem, workspace: Mapping[int, int], seconds: float = 5.0) -> Search:
-    return Search(problem, workspace, same_places(problem.trace, problem), seconds=seconds)
+    return Search(problem, workspace, same_places(problem), seconds=seconds)
 
 
 def all_plans(search: Search) -> list[Candidate]:

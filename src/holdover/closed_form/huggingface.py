@@ -16,7 +16,6 @@ _LLAMA_LIKE = {
 _GPT_LIKE = {"gpt2", "gpt_bigcode"}
 _QK_NORM = {"qwen3", "qwen3_moe"}
 _QKV_BIAS = {"qwen2", "qwen2_moe"}
-_UNTIED_UNLESS_SAID = _LLAMA_LIKE
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
 
 

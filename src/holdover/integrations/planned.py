@@ -86,7 +86,7 @@ def _solved(
     fits = limit is not None and plain.peak_bytes <= limit
     floor = search.lowest()
     if limit is not None and limit < floor.peak_bytes and not fits:
-        raise below_floor(trace, search, floor, plain, limit)
+        raise below_floor(search, floor, plain, limit)
     least = 0.0 if fits else bound_seconds(problem, limit if limit is not None else floor.peak_bytes)
     best = plain if fits else floor if limit is None else search.cheapest(limit, floor, least)
     best = search.judge(search.closed(best.recorded))

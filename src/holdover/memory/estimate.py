@@ -6,7 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -58,6 +58,11 @@ class Peak:
     op: str
     module: str
     parts: Mapping[Category, int]
+
+    @property
+    def place(self) -> str:
+        """Its phase, op and module, for people."""
+        return f"{self.phase}, {self.op}" + (f" in {self.module}" if self.module else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +160,8 @@ class Estimate:
             "on_card": None if self.on_card is None else self.on_card.to_dict(),
             "notes": list(self.notes),
             "uncertainties": list(self.uncertainties),
-            "modules": [vars_of(r) for r in self.by_module()],
-            "ops": [vars_of(r) for r in self.by_op()],
+            "modules": [asdict(r) for r in self.by_module()],
+            "ops": [asdict(r) for r in self.by_op()],
         }  # fmt: skip
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -195,10 +200,6 @@ class Estimate:
         from holdover.report.html.notebook import estimate_fragment
 
         return estimate_fragment(self)
-
-
-def vars_of(row: ModuleRow | OpRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def estimate(

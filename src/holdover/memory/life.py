@@ -151,7 +151,7 @@ def lives_of(trace: Trace, values: Iterable[int], choices: Choices = NOTHING) ->
     walk.run()
     walk.close(len(numbers))
     start = next((n - first for n in numbers if trace.ops[n].phase is Phase.BACKWARD), len(numbers))
-    saved, asked = _slots(trace, wanted, first, choices)
+    saved, asked = _slots(trace, wanted, first)
     reads = _reads(trace, wanted, first)
     lives = {}
     for number in wanted:
@@ -218,9 +218,7 @@ def _fate(trace: Trace, value: int, choices: Choices) -> Fate:
     return Fate.PACKED if value in choices.pack else Fate.KEPT
 
 
-def _slots(
-    trace: Trace, values: Iterable[int], first: int, choices: Choices
-) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
+def _slots(trace: Trace, values: Iterable[int], first: int) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
     """Where each value is saved, and where it is asked for."""
     wanted = set(values)
     saved: dict[int, list[int]] = defaultdict(list)

@@ -174,32 +174,30 @@ def allocator_settings() -> str:
 
 def replay_on(
     trace: Trace, card: Card, choices: Choices = NOTHING, workspace: Mapping[int, int] | None = None, *,
-    record: bool = False,
+    memory_bytes: int | None = None, record: bool = False,
 ) -> Replay:  # fmt: skip
-    """The step through the allocator of a card with as much memory as it asks for."""
+    """The step through the allocator of a card; arguments and errors are those of `memory.replay.replay`."""
     config = AllocatorConfig.parse(allocator_settings())
-    return replay(trace, choices, workspace, config=config, cublas_bytes=card.cublas_bytes, record=record)
+    return replay(
+        trace, choices, workspace, config=config, memory_bytes=memory_bytes, cublas_bytes=card.cublas_bytes,
+        record=record,
+    )  # fmt: skip
 
 
 def card_memory(
     trace: Trace, card: Card, choices: Choices = NOTHING, workspace: Mapping[int, int] | None = None
 ) -> CardMemory:
     """What the step shows on a card, and whether it fits."""
-    settings = allocator_settings()
-    config = AllocatorConfig.parse(settings)
     free = replay_on(trace, card, choices, workspace)
     room = card.usable_bytes - card.context_bytes[1]
     retries: int | None = 0
     if free.reserved_bytes > room:
         try:
-            tight = replay(
-                trace, choices, workspace, config=config, memory_bytes=room, cublas_bytes=card.cublas_bytes
-            )  # fmt: skip
-            retries = tight.retries
+            retries = replay_on(trace, card, choices, workspace, memory_bytes=room).retries
         except AllocatorOutOfMemoryError:
             retries = None
     return CardMemory(
         card=card.name, usable_bytes=card.usable_bytes, allocated_bytes=free.allocated_bytes,
         reserved_bytes=free.reserved_bytes, cublas_bytes=free.cublas_bytes, context_bytes=card.context_bytes,
-        settings=settings, retries=retries, phases=free.phases,
+        settings=allocator_settings(), retries=retries, phases=free.phases,
     )  # fmt: skip

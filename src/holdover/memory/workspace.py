@@ -151,12 +151,6 @@ def true_outputs(signature: Signature) -> list[TensorSpec | None] | None:
     return [None if k is None else TensorSpec(tuple(k[0]), tuple(k[1]), k[2], "cpu", 0, k[3]) for k in known]
 
 
-def true_output_bytes(signature: Signature) -> list[int] | None:
-    """Bytes of each output's storage as the CPU's kernel really makes them; None where fake tensors are right."""
-    outputs = true_outputs(signature)
-    return None if outputs is None else [0 if o is None else o.storage_bytes for o in outputs]
-
-
 def _may_differ(packet: str, signature: Signature) -> bool:
     """Norms differ only where low precision meets float32."""
     return "norm" not in packet or any(s.dtype in ("bfloat16", "float16") for s in tensors_of(signature))

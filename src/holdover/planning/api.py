@@ -122,14 +122,14 @@ def plan_of(
     if card is not None:
         account = CardBudget(card, budget_kind_of(budget_kind, card), budget)
         return _plan_on_card(trace, problem, workspace, account, priced, precision, unknown, time_limit)
-    search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
+    search = Search(problem, workspace, same_places(problem), seconds=time_limit)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
-    search, floor = lowest_of(search, problem, with_loss=with_loss, quick=limit is not None)
+    search, floor = lowest_of(search, quick=limit is not None)
     if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
-        search, floor = lowest_of(search, problem, with_loss=with_loss)
+        search, floor = lowest_of(search)
     if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
-        raise below_floor(trace, search, floor, plain, limit)
+        raise below_floor(search, floor, plain, limit)
     search, best, least = within(search, floor, plain, limit)
     return described(
         search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown
@@ -163,11 +163,11 @@ def _plan_on_card(
     precision: str | None, unknown: list[str], time_limit: float,
 ) -> Plan:  # fmt: skip
     """The same where the budget is for what a card's allocator shows."""
-    search = Search(problem, workspace, same_places(trace, problem), seconds=time_limit)
+    search = Search(problem, workspace, same_places(problem), seconds=time_limit)
     plain = search.judge(())
     limit = account.limit(search, plain)
     fits = limit is not None and account.counted(search, plain) <= limit
-    search, floor = lowest_of(search, problem, with_loss=problem.with_loss)
+    search, floor = lowest_of(search)
     if fits:
         search = Search(problem, workspace, search.everywhere)
         best, least = plain, 0.0
@@ -195,11 +195,11 @@ def priced_problem(
     return priced_here(trace, workspace, with_loss=with_loss)
 
 
-def lowest_of(search: Search, problem: Problem, *, with_loss: bool, quick: bool = False) -> tuple[Search, Candidate]:
+def lowest_of(search: Search, *, quick: bool = False) -> tuple[Search, Candidate]:
     """The floor, and the search it was found by: with packed values where that lowers it."""
     floor = search.lowest(quick=quick)
-    trace = problem.trace
-    pack = packable(trace, with_loss=with_loss)
+    problem, trace = search.problem, search.trace
+    pack = packable(trace, with_loss=problem.with_loss)
     gain = sum(trace.storages[trace.values[v].storage].nbytes - n for v, n in pack.items())
     kept = sum(need.nbytes for need in problem.needs.values() if need.saved)
     if gain > PACK_SHARE * kept:
@@ -218,8 +218,9 @@ def twins(trace: Trace, value: int, everywhere: Mapping[int, tuple[int, ...]]) -
     return [trace.ops[o].outputs[place] for o in everywhere.get(maker, (maker,))]
 
 
-def same_places(trace: Trace, problem: Problem) -> dict[int, tuple[int, ...]]:
+def same_places(problem: Problem) -> dict[int, tuple[int, ...]]:
     """Op of the step planned for -> the ops at the same place in all steps, as the plan will address them."""
+    trace = problem.trace
     by_place: dict[tuple[str, int, str], list[int]] = defaultdict(list)
     for op in trace.ops:
         if op.index >= 0 and op.phase in (Phase.FORWARD, Phase.LOSS):
@@ -231,10 +232,9 @@ def same_places(trace: Trace, problem: Problem) -> dict[int, tuple[int, ...]]:
     }
 
 
-def below_floor(trace: Trace, search: Search, floor: Candidate, plain: Candidate, limit: int) -> BudgetError:
+def below_floor(search: Search, floor: Candidate, plain: Candidate, limit: int) -> BudgetError:
     """The refusal: what was asked, what the floor is and what makes it, and the ways out."""
-    timeline = search.timeline(floor)
-    peak = peak_of(trace, timeline)
+    peak = peak_of(search.trace, search.timeline(floor))
     parts = {k.value: n for k, n in peak.parts.items() if n}
     made = ", ".join(f"{name} {format_bytes(n)}" for name, n in sorted(parts.items(), key=lambda kv: -kv[1]))
     where = f"{peak.op} in {peak.module or 'the loss' if peak.phase != Phase.OPTIMIZER else 'the optimizer'}"

@@ -29,7 +29,7 @@ import numpy as np
 
 from holdover.planning.packing import packable
 from holdover.planning.problem import NEVER, Problem
-from holdover.planning.quiet import silent_stdout
+from holdover.planning.stdout import silent_stdout
 
 MOST_COLUMNS = 40_000
 """Variables from which on no more moments are looked at."""

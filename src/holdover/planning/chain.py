@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from holdover.planning.problem import Ask, Problem
-from holdover.planning.quiet import silent_stdout
+from holdover.planning.stdout import silent_stdout
 
 FINEST, WORK = 2000, 100_000
 """Memory is counted in so many steps, sizes rounded up: fewer for long chains, so that steps times stages stay within
@@ -78,11 +78,11 @@ class Chain:
 
     def __init__(self, problem: Problem, stages: Mapping[int, int]) -> None:
         self.problem = problem
-        self.number = _renumbered(stages, problem.eligible)
+        self.stage_of = _renumbered(stages, problem.eligible)
         self.resident = self._resident()
-        self.stages = [Stage([]) for _ in range(max(self.number.values()) + 1)]
+        self.stages = [Stage([]) for _ in range(max(self.stage_of.values()) + 1)]
         for o in problem.eligible:
-            self.stages[self.number[o]].ops.append(o)
+            self.stages[self.stage_of[o]].ops.append(o)
         self.least = float(problem.base.min(initial=0))
         self._cuts()
         menus: dict[tuple[object, ...], list[Option]] = {}
@@ -103,8 +103,8 @@ class Chain:
         """Ops whose results are kept: they cross many cuts."""
         found = set()
         for o in self.problem.eligible:
-            last = max((self.number[c] for c in self.problem.readers_of(o)), default=-1)
-            if last - self.number[o] >= CROSSES_MANY:
+            last = max((self.stage_of[c] for c in self.problem.readers_of(o)), default=-1)
+            if last - self.stage_of[o] >= CROSSES_MANY:
                 found.add(o)
         return found
 
@@ -113,8 +113,8 @@ class Chain:
         problem = self.problem
         cuts: dict[int, set[int]] = defaultdict(set)
         for o in problem.eligible:
-            last = max((self.number[c] for c in problem.readers_of(o)), default=-1)
-            for i in range(self.number[o], last):
+            last = max((self.stage_of[c] for c in problem.readers_of(o)), default=-1)
+            for i in range(self.stage_of[o], last):
                 if o not in self.resident:
                     cuts[i].add(o)
         for i, stage in enumerate(self.stages):
@@ -154,14 +154,14 @@ class Chain:
     def _closure(self, ops: Iterable[int], i: int, kept: Container[int] = ()) -> set[int]:
         """The ops of stage i that run when these have to be made from what the stage reads and what is kept of it."""
         found: set[int] = set()
-        stack = [o for o in ops if self.number[o] == i]
+        stack = [o for o in ops if self.stage_of[o] == i]
         while stack:
             o = stack.pop()
             if o in found or o in kept or o in self.resident:
                 continue
             found.add(o)
             makers = (self.problem.maker.get(v) for v in self.problem.trace.ops[o].inputs)
-            stack.extend(m for m in makers if m is not None and self.number[m] == i)
+            stack.extend(m for m in makers if m is not None and self.stage_of[m] == i)
         return found
 
     def _kind(self, stage: Stage) -> tuple[object, ...]:
@@ -185,7 +185,7 @@ class Chain:
                 continue
             seen.add(kept)
             asked = [o for o in stage.asked if o not in kept]
-            seconds = sum(self.problem.cost[o] for o in self._closure(asked, self.number[stage.ops[0]], kept))
+            seconds = sum(self.problem.cost[o] for o in self._closure(asked, self.stage_of[stage.ops[0]], kept))
             yield Option(frozenset(place[o] for o in kept), sum(self._bytes(o) for o in kept - stage.cut), seconds)
 
     def _cheapest(self, stage: Stage, able: list[int], room: int) -> set[int]:
@@ -286,8 +286,8 @@ class Chain:
     def plan(self, m: int) -> tuple[frozenset[int], Nested]:
         """The recorded ops for m slots, with the stage of each and the stage that it is held from."""
         last = len(self.stages) - 1
-        held = {o: self.number[o] for o in self.problem.eligible if o not in self.resident}  # only by its own stage
-        kept = {o for o in held if self.number[o] == last and not self.stages[last].replay}
+        held = {o: self.stage_of[o] for o in self.problem.eligible if o not in self.resident}  # only by its own stage
+        kept = {o for o in held if self.stage_of[o] == last and not self.stages[last].replay}
         stack = [(0, last, m)]
         while stack:
             i, j, m = stack.pop()
@@ -307,7 +307,7 @@ class Chain:
             for o in stays:
                 held[o] = max(held[o], j)
         recorded = frozenset(held.keys() - kept)
-        return recorded, {o: (self.number[o], held[o]) for o in recorded}
+        return recorded, {o: (self.stage_of[o], held[o]) for o in recorded}
 
 
 def _renumbered(stages: Mapping[int, int], eligible: list[int]) -> dict[int, int]:

@@ -50,7 +50,7 @@ def described(
         budget_bytes=limit, predicted_peak_bytes=peak.nbytes, unplanned_peak_bytes=plain.peak_bytes,
         floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,
         step_seconds=problem.step_seconds, priced=priced, saved_bytes=kept, unplanned_saved_bytes=saved,
-        peak_at=f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),
+        peak_at=peak.place,
         peak_parts={k.value: n for k, n in peak.parts.items()}, with_loss=with_loss,
         choices=tuple(choices), quiet=tuple(quiet_calls(trace, choices)),
         modules=tuple(_modules(trace, problem, timeline, best.recorded, pack)), notes=tuple(notes),

@@ -165,7 +165,7 @@ class _Explainer:
         self.with_loss = plan is not None and plan.with_loss
         self.workspace, _ = workspaces(trace)
         self.problem, self.priced = priced_problem(trace, self.workspace, with_loss=self.with_loss, card=step.card)
-        self.everywhere = same_places(trace, self.problem)
+        self.everywhere = same_places(self.problem)
         self.plain = simulate(trace, workspace=self.workspace)
         self.chosen = choices_of(trace, plan) if plan is not None else NOTHING
         self.eligible = frozenset(self.problem.eligible)
@@ -185,8 +185,7 @@ class _Explainer:
         phases = {op.phase.value: op.id - ops[0].id for op in reversed(ops)}
         return Account(
             target, trace.model, trace.inputs, self.plain.peak_bytes,
-            f"{peak.phase}, {peak.op}" + (f" in {peak.module}" if peak.module else ""),
-            self.plain.peak_op - ops[0].id, self.problem.step_seconds, self.priced,
+            peak.place, self.plain.peak_op - ops[0].id, self.problem.step_seconds, self.priced,
             tuple(sorted(phases.items(), key=lambda item: item[1])),
             (len(lives), sum(life.nbytes for life in lives.values())), explanations,
             self.effect(droppable) if len(explanations) > 1 and droppable else None, self.plan,

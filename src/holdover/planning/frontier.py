@@ -171,12 +171,12 @@ def frontier_of(
     bound = Bound(problem)
     until = time.monotonic() + time_limit
     each = time_limit / (BUDGETS + 8)
-    search = Search(problem, workspace, same_places(trace, problem), seconds=8 * each)
+    search = Search(problem, workspace, same_places(problem), seconds=8 * each)
     plain = search.judge(())
     account = None if card is None else CardBudget(card, "reserved", "min")
     if account is not None:
         account.limit(search, plain)
-    search, floor = lowest_of(search, problem, with_loss=with_loss)
+    search, floor = lowest_of(search)
     search.seconds = each
     sweep(search, bound, floor, plain, until)
     lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]

@@ -29,7 +29,7 @@ from functools import cached_property
 import numpy as np
 
 from holdover.planning.problem import NEVER, Problem
-from holdover.planning.quiet import silent_stdout
+from holdover.planning.stdout import silent_stdout
 
 Interval = tuple[int, int, int]  # first position, last position, bytes
 

@@ -77,7 +77,7 @@ def plan_shapes(
     limit = _limit(known, budget)
     for shape in known:
         if limit < shape.floor.peak_bytes and limit < shape.plain.peak_bytes:
-            refused = below_floor(shape.trace, shape.search, shape.floor, shape.plain, limit)
+            refused = below_floor(shape.search, shape.floor, shape.plain, limit)
             raise BudgetError(
                 f"For inputs of {show(shape.shapes)}: {refused}", floor_bytes=refused.floor_bytes,
                 budget_bytes=limit, parts=refused.parts,
@@ -93,9 +93,9 @@ def plan_shapes(
 def _known(shapes: Shapes, trace: Trace, with_loss: bool, seconds: float) -> _Shape:
     workspace, unknown = workspaces(trace)
     problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
-    search = Search(problem, workspace, same_places(trace, problem), seconds=seconds)
+    search = Search(problem, workspace, same_places(problem), seconds=seconds)
     plain = search.judge(())
-    search, floor = lowest_of(search, problem, with_loss=with_loss)
+    search, floor = lowest_of(search)
     return _Shape(shapes, trace, search, plain, floor, priced, unknown)
 
 

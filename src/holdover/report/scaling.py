@@ -28,8 +28,6 @@ from holdover.trace.step import tensors_in
 Sizes = tuple[int, int, int]
 """Batch size, sequence length (1 where there is none), blocks (0: all of them)."""
 
-DEGREE = {"batch": 1, "seq": 2}
-
 
 @dataclass(frozen=True)
 class Subject:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from holdover.trace.graph import Trace
 from holdover.trace.target.card import Target
 
@@ -36,10 +34,11 @@ def unknowns(trace: Trace, target: Target) -> list[str]:
 
 
 def rnn_reserve_bytes(trace: Trace) -> int:
-    """The last-but-one new output of each cuDNN op is its reserve; of the first step, as each holds the same."""
-    total: dict[int, int] = defaultdict(int)
-    for op in trace.ops:
-        if op.name.startswith("aten._cudnn_rnn.") and op.outputs:
-            sizes = [trace.storages[trace.values[v].storage] for v in op.outputs if trace.values[v].dtype == "uint8"]
-            total[op.step] += sum(s.nbytes for s in sizes)
-    return total[0]
+    """Of one step, as each holds the same. The reserve is what cuDNN's layers give back as plain bytes."""
+    return sum(
+        trace.storages[trace.values[v].storage].nbytes
+        for op in trace.ops
+        if op.step == 0 and op.name.startswith("aten._cudnn_rnn.")
+        for v in op.outputs
+        if trace.values[v].dtype == "uint8"
+    )
