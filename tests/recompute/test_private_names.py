@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tests.recompute.helpers import IdentityHooks
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdover.recompute import _torch as private
@@ -144,3 +145,41 @@ def test_module_calls_are_seen_before_they_begin() -> None:
         module(torch.zeros(2))
     module(torch.zeros(2))
     assert seen == [module, "hook", module[0], "hook"]
+
+
+def test_settings_are_read_and_written() -> None:
+    settings = [*private.switches(), *private.precision_settings()]
+    before = [read() for read, _ in settings]
+    assert set(before[-3:]) <= {"none", "ieee", "tf32", "bf16"}
+    for (read, write), value in zip(settings, before, strict=True):
+        if read is torch._C._get_cpu_allow_fp16_reduced_precision_reduction:  # cannot be set on most CPUs
+            continue
+        other = "bf16" if isinstance(value, str) else not value
+        write(other)
+        assert read() == other
+        write(value)
+    assert [read() for read, _ in settings] == before
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+def test_a_users_mode_is_told_from_pytorchs_and_put_back() -> None:
+    class Mode(TorchDispatchMode):
+        entered = 0
+
+        def __enter__(self) -> Any:
+            Mode.entered += 1
+            return super().__enter__()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {})) * 2
+
+    with FakeTensorMode(), Mode() as mode:
+        assert private.foreign_modes() == [mode]
+        with private.in_modes([mode]):
+            assert private.dispatch_modes() == 2
+    ones, twice = torch.ones(2), torch.full((2,), 2.0)
+    with private.in_modes([mode]):
+        out = ones * 1
+    assert torch.equal(out, twice)
+    assert private.dispatch_modes() == 0
+    assert Mode.entered == 1

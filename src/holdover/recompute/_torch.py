@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -43,15 +44,19 @@ __all__ = [
     "current_graph_task_id",
     "dispatch_mode_at",
     "dispatch_modes",
+    "foreign_modes",
     "functorch_transform",
+    "in_modes",
     "is_non_overlapping_and_dense",
     "plain_kernels",
     "pop_dispatch_mode",
     "pop_saved_tensors_hooks",
+    "precision_settings",
     "push_dispatch_mode",
     "push_saved_tensors_hooks",
     "saves_own_output",
     "skip_in_dynamo",
+    "switches",
     "top_saved_tensors_hooks",
     "watching_module_calls",
     "yielding_to_transforms",
@@ -107,6 +112,69 @@ class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
         self.autocast.__exit__(*exc)
         self.autograd.__exit__(*exc)
         torch._C._set_grad_enabled(self.grad)
+
+
+def foreign_modes() -> list[TorchDispatchMode]:
+    """The user's own dispatch modes that are on, outermost first: what ops give may depend on them."""
+    modes = [dispatch_mode_at(i) for i in range(dispatch_modes())]
+    return [m for m in modes if not type(m).__module__.startswith(("torch.", "holdover."))]
+
+
+@contextmanager
+def in_modes(modes: list[TorchDispatchMode]) -> Iterator[None]:
+    """Run below these modes. They are not entered: that may mean something to them."""
+    there = [dispatch_mode_at(i) for i in range(dispatch_modes())]
+    missing = [m for m in modes if not any(m is t for t in there)]
+    for mode in missing:
+        push_dispatch_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in missing:
+            pop_dispatch_mode(None)
+
+
+Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""How a setting is read, and how it is written."""
+
+
+def switches() -> list[Setting]:
+    """The switches that kernels look at."""
+    c: Any = torch._C
+    found: list[Setting] = [
+        (c._get_mkldnn_enabled, c._set_mkldnn_enabled),
+        (c._get_mkldnn_deterministic, c._set_mkldnn_deterministic),
+        (c._get_cpu_allow_fp16_reduced_precision_reduction, c._set_cpu_allow_fp16_reduced_precision_reduction),
+        (c._get_deterministic_algorithms, _set_deterministic),
+    ]
+    if torch.backends.cuda.is_built():
+        found += [
+            (c._get_cudnn_enabled, c._set_cudnn_enabled),
+            (c._get_cudnn_benchmark, c._set_cudnn_benchmark),
+            (c._get_cudnn_deterministic, c._set_cudnn_deterministic),
+        ]
+    return found
+
+
+def _set_deterministic(on: bool) -> None:
+    warn_only = torch._C._get_deterministic_algorithms_warn_only()
+    torch._C._set_deterministic_algorithms(on, warn_only=warn_only)
+
+
+def precision_settings() -> list[Setting]:
+    """In what precision products of 32-bit numbers are made, by backend and kind of op."""
+    backends = ["mkldnn", "cuda"] if torch.backends.cuda.is_built() else ["mkldnn"]
+    return [_precision(backend, kind) for backend in backends for kind in ("matmul", "conv", "rnn")]
+
+
+def _precision(backend: str, kind: str) -> Setting:
+    def write(wanted: str) -> None:
+        torch._C._set_fp32_precision_setter(backend, kind, "none")  # as the backend has it, and PyTorch as a whole
+        if read() != wanted:
+            torch._C._set_fp32_precision_setter(backend, kind, wanted)
+
+    read = partial(torch._C._get_fp32_precision_getter, backend, kind)
+    return read, write
 
 
 def skip_in_dynamo(*functions: Callable[..., Any]) -> None:

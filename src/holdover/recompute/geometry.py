@@ -37,11 +37,21 @@ def rebuild(base: torch.Tensor, where: Geometry) -> torch.Tensor:
         if base.size() == size and base.stride() == stride and base.storage_offset() == offset:
             return base
         return torch.as_strided(base, size, stride, offset)
-    tensor = torch.empty(0, dtype=dtype, device=base.device)
-    tensor.set_(base.untyped_storage(), offset, size, stride)
+    tensor = torch._conj(base) if base.is_conj() else base  # views, which count writes together
+    tensor = torch._neg_view(tensor) if tensor.is_neg() else tensor
+    if tensor.dtype is not dtype:
+        tensor = _all_of(tensor, dtype)
+    tensor = torch.as_strided(tensor, size, stride, offset)
     if bits & 1:
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if bits & 2 else tensor
+
+
+def _all_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage from its beginning as a vector of another type."""
+    unit = max(dtype.itemsize, tensor.itemsize)
+    nbytes = tensor.untyped_storage().nbytes() // unit * unit
+    return torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,), 0).view(dtype)
 
 
 def oddity(tensor: torch.Tensor) -> str:

@@ -7,9 +7,10 @@ import weakref
 
 import torch
 
-from holdover.recompute._torch import at_end_of_pass, current_graph_task_id, plain_kernels
+from holdover.recompute._torch import TorchDispatchMode, at_end_of_pass, current_graph_task_id, in_modes, plain_kernels
 from holdover.recompute.geometry import Geometry, rebuild
 from holdover.recompute.recipe import NO_PASS, Recipe, Value, living_values
+from holdover.recompute.settings import now, under
 
 
 class Replay:
@@ -34,12 +35,14 @@ class Ledger:
         lock: autograd runs the nodes of each device in a thread of its own.
         cached: values with a cached tensor.
         task: the pass that `cached` belongs to.
+        modes: the user's dispatch modes around forward.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.cached: set[Value] = set()
         self.task = NO_PASS
+        self.modes: list[TorchDispatchMode] = []
         self.model: weakref.ref[torch.nn.Module] | None = None
         self.replayed_ops = self.replayed_bytes = self.dropped_bytes = 0
         self.packed_bytes = self.packed_from_bytes = 0
@@ -131,11 +134,19 @@ class Ledger:
                 v.tensor = None
             self.cached.clear()
 
+    def _cached(self, value: Value) -> torch.Tensor | None:
+        """The replayed content, unless it was written to since: a custom function's backward may, once it has it."""
+        tensor = value.tensor
+        if tensor is not None and value.handed and tensor._version != value.at:
+            self._forget(value)
+            return None
+        return tensor
+
     # -- replay ---------------------------------------------------------------------------------------------------
 
     def get(self, value: Value, task: int) -> torch.Tensor:
         """The content of `value`. The caller holds the lock."""
-        tensor = value.tensor
+        tensor = self._cached(value)
         if tensor is None:
             tensor = value.alive()
         if tensor is None:
@@ -150,18 +161,26 @@ class Ledger:
         replay.uses[target] = 1
         order = self._order(target, replay)
         with plain_kernels():
-            self._run(order, replay, task)
+            if self.modes:
+                with in_modes(self.modes):
+                    self._run(order, replay, task)
+            else:
+                self._run(order, replay, task)
         return held[target]
 
     def _run(self, order: list[Recipe], replay: Replay, task: int) -> None:
-        held, uses, owned = replay.held, replay.uses, replay.owned
+        held, uses, owned, present = replay.held, replay.uses, replay.owned, now()
         for recipe in order:
             lasting = task != NO_PASS and replay.stage <= recipe.held_from
             if lasting and recipe.finished != task:
                 recipe.finished = task
                 for v in recipe.inputs:
                     self.satisfy(v, task)
-            results = recipe.run(replay)
+            if recipe.settings is present:
+                results = recipe.run(replay)
+            else:
+                with under(recipe.settings, present):
+                    results = recipe.run(replay)
             if recipe.name:
                 self.replayed_ops += 1
             for v in recipe.inputs:
@@ -181,6 +200,7 @@ class Ledger:
             replay.owned.add(value)
         if wanted:
             value.tensor, value.handed = tensor, False
+            value.at = 0 if tensor.is_inference() else tensor._version
             self.cached.add(value)
         if (needed or wanted) and value.recipe.name:
             self.replayed_bytes += tensor.untyped_storage().nbytes()
@@ -200,8 +220,8 @@ class Ledger:
                 uses[v] = uses.get(v, 0) + 1
                 if v in held or v.recipe in planned:
                     continue
-                if v.tensor is not None:
-                    held[v] = v.tensor
+                if (tensor := self._cached(v)) is not None:
+                    held[v] = tensor
                     if not v.handed:
                         replay.owned.add(v)
                 elif (tensor := v.alive()) is not None:

@@ -65,6 +65,7 @@ from holdover.errors import ReplayError
 from holdover.memory.timeline import FOREVER
 from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
 from holdover.recompute.random import Draw, default_generator
+from holdover.recompute.settings import now
 
 if TYPE_CHECKING:
     from holdover.recompute.ledger import Ledger, Replay
@@ -121,7 +122,7 @@ class Value:
     Attributes:
         recipe: how it is made.
         slot: which of the recipe's outputs it is: n for the n-th result, ~n for the n-th written argument.
-        tensor: the replayed content, while cached.
+        tensor, at: the replayed content, while cached, and its version when it was made.
         handed: `tensor` was given to autograd.
         claims: living saved tensors of it, and living and claimed recipes that refer to it.
         done, done_in: how many of the claims are satisfied in that pass.
@@ -133,7 +134,7 @@ class Value:
     # Defaults on the class, and no __slots__: most values never need most of these, and making one must be quick.
     tensor: torch.Tensor | None = None
     handed = saved = False
-    claims = done = 0
+    claims = done = at = 0
     done_in = NO_PASS
 
     def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, slack: int) -> None:
@@ -190,6 +191,7 @@ class Recipe:
         finished: the pass in which it has run for good, or turned out not to be needed.
         stage, held_from: the plan's, for rule 15.
         grad: whether gradients were on; some kernels ask.
+        settings: what else was set that kernels ask for.
     """
 
     claims = 0
@@ -209,7 +211,7 @@ class Recipe:
         self.ledger, self.name, self.function, self.args, self.kwargs = ledger, name, function, args, kwargs
         self.inputs, self.draw = inputs, draw
         self.values: weakref.ref[Value] | Sequence[weakref.ref[Value]] = ()
-        self.grad = torch.is_grad_enabled()
+        self.grad, self.settings = torch.is_grad_enabled(), now()
 
     def run(self, replay: Replay) -> list[Any]:
         """Run the op again: its results, then the written arguments, last one first, so that slot ~n is the n-th."""

@@ -19,6 +19,7 @@ from holdover.recompute._torch import (
     current_graph_task_id,
     dispatch_mode_at,
     dispatch_modes,
+    foreign_modes,
     plain_kernels,
     pop_dispatch_mode,
     pop_saved_tensors_hooks,
@@ -140,7 +141,7 @@ class Session(TorchDispatchMode):
 
     def enter(self) -> None:
         """Start watching this thread. Whatever comes of it, an interrupt too, `leave` has to be called."""
-        self.outer = top_saved_tensors_hooks(False)
+        self.outer, self.ledger.modes = top_saved_tensors_hooks(False), foreign_modes()
         self.lift.__enter__()
         self.lifted = True
         push_saved_tensors_hooks(self.pack, unpack)

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from holdover.recompute._torch import OpOverload
-from holdover.trace.ops import ONLY_IN_TRAINING, OVERWRITES, obstacle, running_statistics, takes_a_place
+from holdover.trace.ops import (
+    ONLY_IN_TRAINING,
+    OVERWRITES,
+    obstacle,
+    running_statistics,
+    takes_a_place,
+    written_arguments,
+)
 
 
 class Op:
@@ -52,9 +59,7 @@ class Op:
         self.counted = takes_a_place(func)
         arguments = schema.arguments
         self.argument_names = tuple(a.name for a in arguments)
-        self.writes = tuple(
-            (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
-        )
+        self.writes = written_arguments(func)
         self.statistics = running_statistics(func)
         self.simple = self.counted and not self.writes and not self.statistics and type(func) is OpOverload
         self.random = torch.Tag.nondeterministic_seeded in func.tags

@@ -67,9 +67,16 @@ def takes_a_place(op: Any) -> bool:
 
 @cache
 def written_arguments(op: Any) -> tuple[tuple[int, str], ...]:
-    """(position, name) of each argument that the op's schema says it writes to."""
+    """(position, name) of each argument that the op writes to: what its schema says, which collectives' do not.
+
+    >>> written_arguments(torch.ops.aten.relu_.default), written_arguments(torch.ops.c10d.allreduce_.default)
+    (((0, 'self'),), ((0, 'tensors'),))
+    """
     if not isinstance(op, OpOverload):
         return ()
+    if op.namespace == "c10d":
+        name = op._schema.name
+        return ((0, op._schema.arguments[0].name),) if name.endswith("_") else ()
     return tuple(
         (i, a.name) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )

@@ -290,7 +290,7 @@ class Recorder(TorchDispatchMode):
         found = []
         for position, name in written_arguments(func):
             value = args[position] if position < len(args) else kwargs.get(name)
-            for t in value if isinstance(value, (list, tuple)) else [value]:
+            for t in tree_leaves(value):
                 if isinstance(t, torch.Tensor):
                     found += [(p, covers_storage(p) and forgets(func, name)) for p in plain_parts(t)]
         return found
