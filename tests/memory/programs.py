@@ -15,7 +15,7 @@ ROWS, WIDTH = 24, 64  # 6 KiB: above the size at which pins of inputs are copied
 UNARY = (
     "linear", "gelu", "tanh", "sigmoid", "norm", "dropout", "softmax", "relu_", "mul_", "transposed", "halves", "exp",
     "square", "batch_norm", "double", "cast", "attention", "overwritten", "state", "small_state", "expanded", "pooled",
-    "checkpointed", "native_dropout",
+    "checkpointed", "native_dropout", "reentrant",
     "inner_gradient",
 )  # fmt: skip
 BINARY = ("add", "mul", "concat", "add_")
@@ -86,7 +86,9 @@ class Instruction(nn.Module):
             case "pooled":
                 return F.interpolate(F.max_pool1d(a, 2)[None], scale_factor=2)[0] * a
             case "checkpointed":
-                return checkpoint(lambda t: F.gelu(t.tanh() * 1.5), a, use_reentrant=False, preserve_rng_state=False)
+                return checkpoint(lambda t: F.gelu(t.tanh() * 1.5), a, use_reentrant=False)
+            case "reentrant":
+                return checkpoint(lambda t: F.gelu(t.tanh() * 1.5), a, use_reentrant=True)
             case "inner_gradient":
                 a = a if a.requires_grad else a.detach().requires_grad_()
                 (slope,) = torch.autograd.grad((a * 1.5).tanh().square().sum(), a, create_graph=True)

@@ -30,14 +30,17 @@ class Step:
 
     def op(
         self, *inputs: int, makes: int | tuple[int, ...] = (), writes: int = -1, phase: Phase = Phase.FORWARD,
-        random: bool = False,
+        random: str = "",
     ) -> Any:  # fmt: skip
-        """Run an op; returns the value it makes (a tuple of them for several), or the new version of what it writes."""
+        """Run an op, `random` the name of one that is; returns the value it makes (a tuple for several), or the new
+        version of what it writes.
+        """
         trace, number = self.trace, len(self.trace.ops)
         index = next(self.indices) if phase is Phase.FORWARD else -1
         op = Op(
-            number, f"aten.op{number}.default", phase, 0, 1, index, len(trace.signatures), inputs, (), random=random
-        )
+            number, random or f"aten.op{number}.default", phase, 0, 1, index, len(trace.signatures), inputs, (),
+            random=bool(random),
+        )  # fmt: skip
         trace.signatures.append(Signature(op.name, (), ()))
         trace.ops.append(op)
         trace.events.append((Event.OP, number))
@@ -242,15 +245,23 @@ def test_small_inputs_are_copied_when_pinned() -> None:
 
 
 def test_random_ops_carry_the_generator_state() -> None:
-    step = Step()
-    a = step.op(step.exists(K), makes=2 * K, random=True)
-    slot = step.save(a)
-    step.drop(a)
-    step.backward()
-    step.use(slot)
-    assert curve(step) == [3 * K, 3 * K, 3 * K]
-    assert curve(step, (0,)) == [3 * K + STATE, 3 * K + STATE, 3 * K + STATE]
-    assert simulate(step.trace, Choices(frozenset({0}))).replays == {0: 1}
+    def build(name: str) -> Step:
+        step = Step()
+        a = step.op(step.exists(K), makes=2 * K, random=name)
+        slot = step.save(a)
+        step.drop(a)
+        step.backward()
+        step.use(slot)
+        return step
+
+    for name in ("aten.bernoulli.p", "aten.native_dropout.default"):
+        step = build(name)
+        assert curve(step) == [3 * K, 3 * K, 3 * K]
+        assert simulate(step.trace, Choices(frozenset({0}))).replays == {0: 1}
+    # Replayed between the second op and the third. What takes a generator gets one of its own.
+    assert curve(build("aten.bernoulli.p"), (0,)) == [3 * K + STATE, 3 * K + STATE, 3 * K + STATE]
+    # Else the state that others see is put aside for the time of the replay.
+    assert curve(build("aten.native_dropout.default"), (0,)) == [3 * K + STATE, 3 * K + 2 * STATE, 3 * K + STATE]
 
 
 def test_outputs_that_nobody_asks_for_go_at_once() -> None:
@@ -322,6 +333,35 @@ def test_two_passes_replay_twice() -> None:
     timeline = simulate(step.trace, Choices(frozenset({0})))
     assert timeline.replays == {0: 2}
     assert timeline.live_bytes == [5 * K, 5 * K, 5 * K, 5 * K, K]
+
+
+def asked_around_another_run(*, inner: int, after: int) -> Step:
+    """a is saved twice and asked for before and after another run of the engine, which takes 2 K for itself."""
+    step = Step()
+    a = step.op(step.exists(K), makes=4 * K)
+    slots = [step.save(a), step.save(a)]
+    step.drop(a)
+    step.begin_pass(0)
+    step.use(slots[0])
+    step.begin_pass(inner)
+    step.drop(step.backward(makes=2 * K))
+    step.begin_pass(after)
+    step.use(slots[1])
+    return step
+
+
+def test_a_run_within_another_leaves_alone_what_that_one_has_replayed() -> None:
+    step = asked_around_another_run(inner=1, after=0)
+    assert simulate(step.trace, Choices(frozenset({0}))).replays == {0: 1}
+    # x; a; then x and the replayed a, and the 2 K of the inner run beside them.
+    assert curve(step, (0,)) == [5 * K, 5 * K, 7 * K, 5 * K]
+
+
+def test_what_is_cached_goes_when_the_run_ends() -> None:
+    step = asked_around_another_run(inner=-1, after=1)
+    assert simulate(step.trace, Choices(frozenset({0}))).replays == {0: 2}
+    # Between the runs there is x with the 2 K; a comes back for the second one before its op begins.
+    assert curve(step, (0,)) == [5 * K, 5 * K, 5 * K, 5 * K]
 
 
 def test_workspace_is_beside_the_results_and_counts_as_temporary() -> None:

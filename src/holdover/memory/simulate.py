@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from holdover.memory.holdings import Holdings, Observer
 from holdover.memory.timeline import FOREVER, NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
 from holdover.trace.graph import Category, Event, Trace
+from holdover.trace.ops import generator_argument, resolve
 
 
 def simulate(
@@ -53,14 +54,15 @@ def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, 
 
 class Recipe:
     __slots__ = (
-        "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "stage", "state", "wanted"
+        "aside", "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "stage", "state",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, outputs: tuple[int, ...], stage: int = 0, held_from: int = FOREVER) -> None:
         self.op, self.outputs, self.stage, self.held_from = op, outputs, stage, held_from
         self.inputs: list[tuple[Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
         self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
-        self.refs = self.wanted = self.state = 0
+        self.refs = self.wanted = self.state = self.aside = 0
         self.replayed = self.spent = self.dead = False  # spent: asked for in this pass
 
 
@@ -85,7 +87,7 @@ class Walk:
         self.resaved: set[int] = set()  # slots that autograd saved of such: the runtime keeps them
         self.unpacked = [False] * len(trace.slots)
         self.slots_alive: set[int] = set()  # of recipes
-        self.last_pass = -1
+        self.asking = self.last_pass = -1
         self.replays: dict[int, int] = defaultdict(int)
         self.copied_bytes = 0
         for v in trace.values:
@@ -133,9 +135,9 @@ class Walk:
         recipe.refs += 1
         self.referred[storage] = recipe
 
-    def run_kernel(self, number: int) -> None:
+    def run_kernel(self, number: int, aside: int = 0) -> None:
         op = self.trace.ops[number]
-        workspace = self.workspace.get(op.signature, 0)
+        workspace = self.workspace.get(op.signature, 0) + aside
         if workspace:
             made = sum(self.size(v) for v in op.outputs if not self.trace.values[v].version)
             self.memory.run_kernel(number, made, workspace)
@@ -152,7 +154,10 @@ class Walk:
                 self.pin(recipe, value, copied=self.trace.values[value].storage in op.statistics)
         if op.random:
             device = self.trace.storages[self.trace.values[op.outputs[0]].storage].device if op.outputs else "cpu"
-            recipe.state = self.memory.extra(RNG_STATE_BYTES.get(device, 16), Category.TEMPORARY, -1)
+            state_bytes = RNG_STATE_BYTES.get(device, 16)
+            recipe.state = self.memory.extra(state_bytes, Category.TEMPORARY, -1)
+            if device == "cpu" and not generator_argument(resolve(op.name)):
+                recipe.aside = state_bytes  # while it runs again, the state that all others see is put aside
         return recipe
 
     def packed(self, number: int) -> Recipe | None:
@@ -231,6 +236,7 @@ class Walk:
         recipe = self.recipes.get(value)
         if recipe is None or number in self.resaved:
             return
+        self.begin_pass(self.asking)
         if not self.available(value):
             self.materialise(recipe, value)
         if value in self.copies:
@@ -253,9 +259,15 @@ class Walk:
         self.unref(recipe)
 
     def on_pass(self, number: int) -> None:
-        """Another backward over the same graph: what the last one cached is freed, and all may be asked for again."""
+        self.asking = number
+        if number < 0:
+            for value in list(self.copies):
+                self.let_go(value)
+
+    def begin_pass(self, number: int) -> None:
+        """Another backward over the same graph asks: what an earlier one got may all be asked for again."""
         if number <= self.last_pass:
-            return  # back from a nested run to the one around it
+            return  # back from a run within this one
         self.last_pass = number
         if not any(r.replayed or r.spent for r in self.recipes.values() if not r.dead):
             return
@@ -348,7 +360,7 @@ class Walk:
         op = self.trace.ops[recipe.op]
         if recipe.op in self.choices.recompute:
             self.replays[recipe.op] += 1
-            self.run_kernel(recipe.op)
+            self.run_kernel(recipe.op, recipe.aside)
         else:
             self.copied_bytes += self.packed_bytes(recipe)
         for _, value in recipe.inputs:

@@ -26,6 +26,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false as is_non_
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdover.trace._torch import at_end_of_pass
 from holdover.trace.transforms import (
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
@@ -64,12 +65,6 @@ __all__ = [
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def at_end_of_pass(callback: Callable[[], None]) -> None:
-    """Run `callback` when the backward pass that is running on this thread has ended."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
 
 _VERSIONS = torch._C.DispatchKey.ADInplaceOrView
 

@@ -1,11 +1,12 @@
 """The private PyTorch names that recording depends on, checked by tests/trace/test_private_names.py.
 
-Each is here because no public name gives the same: where in the autograd graph a backward op belongs, and which
-tensors are wrapped by a function transform.
+Each is here because no public name gives the same: where in the autograd graph a backward op belongs, when a
+backward pass ends, and which tensors are wrapped by a function transform.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "at_end_of_pass",
     "cuda_is_initialised",
     "current_autograd_node",
     "current_graph_task_id",
@@ -55,6 +57,11 @@ __all__ = [
     "sequence_number",
     "suggest_memory_format",
 ]
+
+
+def at_end_of_pass(callback: Callable[[], None]) -> None:
+    """Run `callback` when the backward pass that is running on this thread has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def cuda_is_initialised() -> bool:

@@ -12,7 +12,8 @@ the order of everything that matters for memory:
     (Event.PACK, slot)     autograd saved a tensor
     (Event.UNPACK, slot)   backward asked for it
     (Event.RELEASE, slot)  autograd let go of it
-    (Event.PASS, number)   from here on another run of autograd's engine asks (a step may have several backwards)
+    (Event.PASS, number)   from here on this run of autograd's engine asks; -1: none does. A step may have several, and
+                           one within another: then the outer number comes again when the inner run has ended
 
 Holders never include autograd's saved tensors: the recorder takes those away, which is what makes "what would be
 live if this value were not kept" a question that the trace alone can answer.

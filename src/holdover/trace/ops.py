@@ -114,6 +114,17 @@ def is_random(op: Any) -> bool:
 
 
 @cache
+def generator_argument(op: Any) -> str:
+    """The name of the argument that takes a generator; "" for ops that always draw from their device's own.
+
+    >>> generator_argument(torch.ops.aten.bernoulli.default), generator_argument(torch.ops.aten.native_dropout.default)
+    ('generator', '')
+    """
+    arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
+    return next((a.name for a in arguments if str(a.type) in ("Optional[Generator]", "Generator")), "")
+
+
+@cache
 def dropout_position(op: Any) -> int:
     """Where the op's dropout probability stands among its arguments; -1 if it has none."""
     names = [a.name for a in op._schema.arguments] if isinstance(op, OpOverload) else []

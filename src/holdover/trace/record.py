@@ -15,6 +15,7 @@ from holdover.trace.escapes import Escapes
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.frames import frame_modules
+from holdover.trace.generators import seeing_states
 from holdover.trace.graph import Category, Phase, Signature, TensorSpec, Trace
 from holdover.trace.isolate import ForeignError, isolated
 from holdover.trace.recorder import Recorder
@@ -223,6 +224,8 @@ def run_step(
         stack.enter_context(torch.enable_grad())
         if recorder.real:
             stack.enter_context(Escapes(recorder))
+        if device.type == "cpu":
+            stack.enter_context(seeing_states(recorder))
         for number in range(2 if optimizer is not None else 1):
             _one_step(step, recorder, optimizer, number, device, above)
     _name_activations(trace)

@@ -22,7 +22,6 @@ from holdover.trace._torch import (
     ASKS_FOR_VALUES,
     TorchDispatchMode,
     current_autograd_node,
-    current_graph_task_id,
     sequence_number,
 )
 from holdover.trace.frames import call_key
@@ -51,6 +50,7 @@ from holdover.trace.ops import (
     takes_a_place,
     written_arguments,
 )
+from holdover.trace.passes import Passes
 from holdover.trace.tensors import Frame, Live, Packed, covers_storage, device_of, is_plain, plain_parts
 
 WRITES_INTO_ZEROS = {
@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
         self.signatures: dict[Any, int] = {}
         self.keys: dict[tuple[int, str], int] = {}
         self.paused = False
-        self.task = -1
+        self.passes = Passes(lambda task: self.trace.events.append((Event.PASS, task)))
         self.escaped: dict[int, str] = {}  # storage -> how its memory was handed out
         self.fresh_slots: list[int] = []  # saved since the last op
         self.last_sequence = sequence_number()
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         trace, frame = self.trace, self.frames[-1]
         number = len(trace.ops)
-        in_backward = self.note_pass()
+        in_backward = self.passes.look()
         call, index, of = frame.call, frame.index, -1
         if in_backward:
             func = self.as_run_for_real(func, args)
@@ -262,14 +262,6 @@ class Recorder(TorchDispatchMode):
             return func
         live = self.live.get(args[0].untyped_storage()._cdata)
         return in_place if live is not None and live.content[-1] in self.trace.ops[-1].outputs else func
-
-    def note_pass(self) -> bool:
-        """Whether autograd's engine is running; each new run of it is an event."""
-        task = current_graph_task_id()
-        if task not in (-1, self.task):
-            self.task = task
-            self.trace.events.append((Event.PASS, task))
-        return task != -1
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """Call the op; where fake tensors cannot answer, and the values are known, answer for them."""
@@ -393,7 +385,7 @@ class Recorder(TorchDispatchMode):
     def unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, Packed):
             return packed  # type: ignore[no-any-return]
-        self.note_pass()
+        self.passes.look()
         self.trace.events.append((Event.UNPACK, packed.slot))
         if isinstance(packed.backup, torch.Tensor):
             return packed.backup
