@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import threading
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 import holdover
-from holdover import duplicate as module
 from holdover.duplicate import duplicate
 
 
@@ -92,7 +90,3 @@ def test_what_refuses_to_be_copied_is_named() -> None:
     model.lock = threading.Lock()
     with pytest.raises(holdover.HoldoverError, match=r"cannot be copied.*TypeError.*lock.*__deepcopy__"):
         duplicate(model)
-
-
-def test_duplicate_is_doctested() -> None:
-    assert doctest.testmod(module).failed == 0

@@ -1,7 +1,9 @@
-"""The documentation's examples are files, and they run."""
+"""The documentation's examples are files, and they run; so do those in docstrings."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -12,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SOURCES = ROOT / "src"
+MODULES = sorted(
+    ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+    for path in SOURCES.rglob("*.py")
+    if ">>>" in path.read_text()
+)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -22,6 +30,13 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_docstrings_of_a_module_hold(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed
 
 
 def test_the_pages_show_what_the_examples_run() -> None:

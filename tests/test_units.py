@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdover
-from holdover import units
 from holdover.units import binary_unit, format_bytes, format_parts, format_share, parse_budget, parse_bytes
 
 
@@ -93,10 +90,6 @@ def test_a_bad_budget_is_refused(budget: int | str) -> None:
 def test_a_unit_error_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="budget may also be a share"):
         parse_budget("16gb?")
-
-
-def test_units_are_doctested() -> None:
-    assert doctest.testmod(units).failed == 0
 
 
 @given(st.integers(0, 2**50))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import torch
 from tests.integrations.helpers import tokens, transformer
 from torch import fx, nn
 
-from holdover.integrations import compile as compile_module
-from holdover.integrations import regions as regions_module
 from holdover.integrations._torch import NodeInfo, aot_autograd, boxed_nop
 from holdover.integrations.joint_graph import JointGraph, read
 from holdover.integrations.partition import Partition
@@ -40,11 +37,6 @@ def run(model: nn.Module, x: torch.Tensor, script: Any = None, steps: int = 1) -
     for _ in range(steps):
         compiled(x).sum().backward()
     return watched
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(compile_module).failed == 0
-    assert doctest.testmod(regions_module).failed == 0
 
 
 def test_a_fingerprint_is_of_ops_and_wires_not_of_sizes() -> None:

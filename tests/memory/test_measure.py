@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 
 import pytest
 import torch
 
-from holdover.memory import measure
 from holdover.memory.measure import existing_bytes, measure_peak
 
 KB = 1000  # a float32 tensor of 250 elements
@@ -78,7 +76,3 @@ def test_the_profiler_is_silent_and_the_environment_unchanged(capfd: pytest.Capt
     assert dict(os.environ) == before
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
-
-
-def test_measure_is_doctested() -> None:
-    assert doctest.testmod(measure).failed == 0
