@@ -16,7 +16,7 @@ UNARY = (
     "linear", "gelu", "tanh", "sigmoid", "norm", "dropout", "softmax", "relu_", "mul_", "transposed", "halves", "exp",
     "square", "batch_norm", "double", "cast", "attention", "overwritten", "state", "small_state", "expanded", "pooled",
     "checkpointed", "native_dropout", "reentrant",
-    "inner_gradient",
+    "inner_gradient", "silu_", "gated_", "cloned",
 )  # fmt: skip
 BINARY = ("add", "mul", "concat", "add_")
 instruction = st.tuples(st.sampled_from(UNARY + BINARY), st.integers(0, 3), st.integers(0, 5))
@@ -93,6 +93,15 @@ class Instruction(nn.Module):
                 a = a if a.requires_grad else a.detach().requires_grad_()
                 (slope,) = torch.autograd.grad((a * 1.5).tanh().square().sum(), a, create_graph=True)
                 return slope + a
+            case "silu_":
+                return F.silu(a * 1.5, inplace=True)
+            case "gated_":  # the gate needs a gradient: autograd clones what is overwritten
+                y = a * 1.25
+                return y.sigmoid() + y.mul_(b.tanh())
+            case "cloned":  # a clone of the program's own, saved before what it copies is written over
+                y = a * 0.75
+                z = y.clone()
+                return y.mul_(z) + z.sin()
             case "native_dropout":
                 return torch.native_dropout(a, 0.3, True)[0]
             case "exp":

@@ -194,3 +194,13 @@ def test_cells_whose_parts_count_versions_apart(cell: Any) -> None:
     planned = simulated(trace, Choices(frozenset(eligible))).peak_bytes
     install(model, script(trace, eligible))
     assert measured(model, x) == pytest.approx(planned, abs=2 * TOLERANCE)
+
+
+def test_two_contents_of_one_storage_are_there_at_once() -> None:
+    """Backward uses what `silu_` made while what it overwrote, on the same storage, waits for its gradient."""
+    model, x = Program([("gelu", 0, 0), ("silu_", 0, 0), ("linear", 0, 0)]), torch.rand(ROWS, WIDTH)
+    trace = record(model, (x,), corrections=true_outputs)
+    _, eligible = candidates(trace, with_loss=False)
+    planned = simulated(trace, Choices(frozenset(eligible)))
+    install(model, script(trace, eligible))
+    assert measured(model, x) - planned.peak_bytes == pytest.approx(0, abs=TOLERANCE)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from tests.planning.graphs import random_step
-from tests.planning.problems import search_of
+from tests.planning.problems import problem_of, program_trace, search_of
 
 from holdover.cost.overheads import Overheads
 from holdover.planning.bound import Bound
@@ -79,3 +79,27 @@ def test_no_plan_beats_the_bound(start: int) -> None:
     found = sum(p for _, _, p in nearness)
     assert proved > 0.4 * best  # 0.9 over thousands of graphs
     assert found < 1.2 * best  # and the plans are good: 3 % over all, with a second for each
+
+
+IN_PLACE = ("silu_", "gated_", "cloned", "relu_", "overwritten", "mul_", "add_")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_plan_beats_the_bound_where_copies_cost(seed: int) -> None:
+    """Real programs that write in place, with autograd's clones before that, at a price for each byte copied."""
+    random = Random(seed)
+    program = [(random.choice(IN_PLACE), random.randint(0, 3), random.randint(0, 5))]
+    if random.random() < 0.5:
+        program.append((random.choice((*IN_PLACE, "gelu", "linear")), random.randint(0, 3), random.randint(0, 5)))
+    problem, workspace = problem_of(program_trace(program), [random.choice([1.0, 2.0, 5.0, 20.0]) for _ in range(7)])
+    problem.copy_seconds = random.choice([5e-4, 2e-3])  # three to twelve seconds for a matrix
+    if len(problem.eligible) > 7:
+        problem, workspace = problem_of(program_trace(program[:1]), [1.0, 5.0, 2.0])
+    search = search_of(problem, workspace, seconds=1.0)
+    plans = every_plan(search, random)
+    low, high = min(p.peak_bytes for p in plans), search.judge(()).peak_bytes
+    bound = Bound(problem)
+    for budget in sorted({low, (2 * low + high) // 3, (low + 2 * high) // 3}):
+        fitting = [p for p in plans if p.peak_bytes <= budget]
+        if fitting and budget < high:
+            assert bound.seconds(budget, whole=2.0) <= min(p.seconds for p in fitting) * (1 + 1e-6) + 1e-9

@@ -8,10 +8,12 @@ which order, and when each of them is let go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from holdover.memory.holdings import Holdings, Observer
 from holdover.memory.timeline import FOREVER, NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
+from holdover.trace.clones import clone_before
+from holdover.trace.events import reachable_events
 from holdover.trace.graph import Category, Event, Trace
 from holdover.trace.ops import generator_argument, resolve
 
@@ -41,21 +43,10 @@ def simulate(
     )
 
 
-def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, int]]:
-    """The trace's events, where a slot that no plan reaches is one more holder of its storage, asked for or not."""
-    for kind, number in trace.events:
-        if Event.PACK <= kind <= Event.RELEASE and not with_loss and not trace.slots[number].call:
-            if kind is not Event.UNPACK:
-                storage = trace.values[trace.slots[number].value].storage
-                yield (Event.HOLD if kind is Event.PACK else Event.DROP), storage
-        else:
-            yield kind, number
-
-
 class Recipe:
     __slots__ = (
-        "aside", "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "spent", "stage", "state",
-        "wanted",
+        "aside", "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "returns_pin", "spent",
+        "stage", "state", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, outputs: tuple[int, ...], stage: int = 0, held_from: int = FOREVER) -> None:
@@ -64,6 +55,7 @@ class Recipe:
         self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
         self.refs = self.wanted = self.state = self.aside = 0
         self.replayed = self.spent = self.dead = False  # spent: asked for in this pass
+        self.returns_pin = False  # a clone, and what it read is pinned as that clone (rule 5)
 
 
 class Walk:
@@ -114,7 +106,7 @@ class Walk:
             storage = self.trace.values[after].storage
             pins = self.pinned.pop(storage, None)
             if pins:
-                self.copy_on_write(storage, pins, before)
+                self.copy_on_write(storage, pins, before, self.twin(number, before) if record else None)
             self.forget(storage)
             self.content[storage] = after
         if recipe is not None:
@@ -191,9 +183,18 @@ class Walk:
         self.pinned[storage].append(pin)
         recipe.pins.append(pin)
 
-    def copy_on_write(self, storage: int, pins: list[list[int]], value: int) -> None:
+    def twin(self, number: int, value: int) -> Recipe | None:
+        """The recorded clone of a pinned value, right before the op that writes over the value, if it was saved."""
+        clone = clone_before(self.trace, number, value)
+        recipe = self.recipes.get(clone)
+        return recipe if recipe is not None and recipe.pins and self.wants[clone] else None
+
+    def copy_on_write(self, storage: int, pins: list[list[int]], value: int, twin: Recipe | None) -> None:
         clone = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, value)
-        self.copied_bytes += self.memory.sizes[storage]
+        if twin is not None:
+            twin.returns_pin = True
+        else:
+            self.copied_bytes += self.memory.sizes[storage]
         for pin in pins:
             self.memory.hold(clone)
             self.memory.free(storage)
@@ -356,13 +357,27 @@ class Walk:
                 if value in self.copies and not readers[value] and (value in passing or not self.wants[value]):
                     self.let_go(value)
 
+    def place(self, value: int, recipe: Recipe, taken: int | None) -> int:
+        """Where a replayed value is held. Backward's holders of a storage mean its last content, whoever made it."""
+        storage, memory = self.trace.values[value].storage, self.memory
+        if recipe.returns_pin:
+            holding = recipe.pins[0][0]
+            memory.hold(holding)
+            return holding
+        if taken is not None:
+            memory.free(taken)
+        if self.content[storage] != value or memory.holders(storage):
+            return memory.extra(memory.sizes[storage], Category.ACTIVATION, value)
+        memory.hold(storage)
+        return storage
+
     def replay(self, recipe: Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]
-        if recipe.op in self.choices.recompute:
+        if recipe.op not in self.choices.recompute:
+            self.copied_bytes += self.packed_bytes(recipe)
+        elif not recipe.returns_pin:
             self.replays[recipe.op] += 1
             self.run_kernel(recipe.op, recipe.aside)
-        else:
-            self.copied_bytes += self.packed_bytes(recipe)
         for _, value in recipe.inputs:
             readers[value] -= 1
         taken: dict[int, int] = {}
@@ -370,21 +385,14 @@ class Walk:
         for before, after in op.writes:
             own = lasting and not recipe.replayed and recipe.wanted > 0
             unwanted = before in passing or self.wants[before] <= own
-            if before in self.copies and not readers[before] and unwanted:
+            if before in self.copies and not readers[before] and unwanted and not self.recipes[before].returns_pin:
                 taken[after] = self.copies.pop(before)  # nobody else needs the old content: written in place
         for v in recipe.outputs:
             if v in self.copies:
                 continue
-            storage = self.trace.values[v].storage
-            if v in taken:
-                self.copies[v] = taken[v]
-            elif self.memory.holders(storage):
-                self.copies[v] = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, v)
-            else:
-                self.memory.hold(storage)
-                self.copies[v] = storage
+            self.copies[v] = self.place(v, recipe, taken.get(v))
             if v in rewritten and v not in taken:
-                self.copied_bytes += self.memory.sizes[storage]
+                self.copied_bytes += self.size(v)
         if lasting and not recipe.replayed:
             recipe.replayed = True
             if recipe.wanted:

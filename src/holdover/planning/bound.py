@@ -3,9 +3,11 @@
 The linear programme here is weaker than any plan on purpose, so that every plan, with segments or without, nested or
 not, satisfies it. It looks at some moments t at which an op runs. Per op o: x_o, whether it is ever replayed; d_o,
 whether it is replayed at least twice. Per moment and value v that nobody holds anyway: h_v, whether its bytes are there
-(kept, pinned, or replayed and waiting), and g_v, whether it is made again later.
+(kept, pinned, or replayed and waiting), and g_v, whether it is made again later. Per value that is written over: f_v,
+whether it is copied for its readers before that, r_v, whether its writer's replay copies it, and e_v, whether a clone
+of it made right before is made again. No copy is counted where that clone may have served as the pin.
 
-    minimise   sum of cost_o (x_o + d_o) + sum of charge_k z_k
+    minimise   sum of cost_o (x_o + d_o) + sum of charge_k z_k + sum of copy_v (f_v + r_v) + sum of cost_c e_v
     such that  held anyway(t) + in use by backward(t) + sum of bytes_v h_v <= budget
                h_v >= 1 - x_o               v, made by o, is saved: without a replay it is kept
                h_v + g_v >= 1               v is asked for after t
@@ -13,6 +15,9 @@ whether it is replayed at least twice. Per moment and value v that nobody holds 
                x_o <= z_k                   a replay of o turns the dispatch mode on in the calls of k
                g_v <= h_u + g_u             from everything that o reads
                x_c + x_o - 1 <= d_o + h_v   c reads v and was replayed before t, v is asked for after t
+               x_c - x_o - x_k <= f_v   c reads v, made by o, that is written over; k, if any, clones it before
+               x_w - x_o <= r_v         w writes over v
+               x_k + x_o - 1 <= e_v     a clone of what is made again is no pin
 
 What can be packed takes no more than its packed bytes, dropping what is never asked for is free, and what replays hold
 for a moment only does not count.
@@ -22,14 +27,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdover.planning.packing import packable
-from holdover.planning.problem import NEVER, Problem
+from holdover.planning.problem import MADE_IN_STEP, NEVER, Problem
 from holdover.planning.stdout import silent_stdout
+from holdover.trace.clones import clone_before
 
 MOST_COLUMNS = 40_000
 """Variables from which on no more moments are looked at."""
@@ -88,13 +94,16 @@ class Bound:
             self.twice = {o: size + i for i, o in enumerate(sorted(asked))}
         self.size = size + len(self.twice)
         self.rows = _Rows()
-        charges = self._charges()
+        self.twin = {v: w for v, clone in problem.clones.items() for v, w in ((v, clone), (clone, v))}
+        extra = [self._charges(), self._copies()]
         self.cost = np.zeros(self.size)
+        free = {problem.maker[clone] for clone in problem.clones.values()}
         for columns in (self.replayed, self.twice):
             for o, column in columns.items():
-                self.cost[column] = problem.cost[o]
-        for column, seconds in charges.items():
-            self.cost[column] += seconds
+                self.cost[column] = 0.0 if o in free else problem.cost[o]
+        for by_column in extra:
+            for column, seconds in by_column.items():
+                self.cost[column] += seconds
         self.deadline = _deadlines(problem)
         self.scale = max(float(problem.running.max(initial=1)), 1.0)
         self.memory: dict[int, tuple[int, float]] = {}  # moment -> its row, bytes whatever is decided
@@ -115,6 +124,26 @@ class Bound:
                 found[column] = seconds
                 for o in ops:
                     self.rows.add([self.replayed[o], column], [1.0, -1.0], 0.0)
+        return found
+
+    def _copies(self) -> dict[int, float]:
+        """What copies cost of what is written over, and clones that are made again, by column."""
+        problem, column = self.problem, self.replayed
+        found: dict[int, float] = {}
+        for v, writer, clone in _copied(problem, self.packed):
+            copied, copied_again = self._column(), self._column()
+            found[copied] = found[copied_again] = problem.copy_seconds * problem.needs[v].nbytes
+            maker = [column[problem.maker[v]]] if v in problem.maker else []
+            cloner = [column[problem.maker[clone]]] if clone is not None else []
+            for c in problem.readers[v]:
+                if column[c] not in cloner:
+                    unless = [*maker, *cloner, copied]
+                    self.rows.add([column[c], *unless], [1.0] + [-1.0] * len(unless), 0.0)
+            self.rows.add([column[writer], *maker, copied_again], [1.0] + [-1.0] * (len(maker) + 1), 0.0)
+            if clone is not None and maker:
+                again = self._column()
+                found[again] = problem.cost[problem.maker[clone]]
+                self.rows.add([*cloner, *maker, again], [1.0, 1.0, -1.0], 1.0)
         return found
 
     def _simple(self) -> None:
@@ -152,16 +181,23 @@ class Bound:
         h: dict[int, int] = {}
         g: dict[int, int] = {}
         fixed = float(problem.running[t])
-        columns: list[int] = []
-        nbytes: list[float] = []
+        bytes_of: dict[int, float] = {}  # by column
+        either: dict[int, int] = {}  # the first of a value and its clone -> whether one of them is there
         wanted: dict[int, None] = {}  # in order
 
         def present(v: int) -> int:
             """The variable for v being there."""
-            if v not in h:
-                h[v] = self._column()
-                columns.append(h[v])
-                nbytes.append(self.packed.get(v, needs[v].nbytes) / self.scale)
+            if v in h:
+                return h[v]
+            h[v] = self._column()
+            twin = self.twin.get(v)
+            if twin is None:
+                bytes_of[h[v]] = self.packed.get(v, needs[v].nbytes) / self.scale
+            elif not self._in_use(twin, t):  # a pin may be the clone: the bytes of one of them
+                if twin not in either:
+                    either[v] = self._column()
+                    bytes_of[either[v]] = min(self.packed.get(u, needs[u].nbytes) for u in (v, twin)) / self.scale
+                self.rows.add([h[v], either[v] if v in either else either[twin]], [1.0, -1.0], 0.0)
             return h[v]
 
         for o in problem.eligible:
@@ -198,7 +234,7 @@ class Bound:
                         self.rows.add([g[w], *parts], [1.0] + [-1.0] * len(parts), 0.0)
         self._add_waiting(t, h, wanted)
         self.memory[t] = len(self.rows.upper), fixed
-        self.rows.add(columns, nbytes, 0.0)
+        self.rows.add([*bytes_of], [*bytes_of.values()], 0.0)
 
     def _add_waiting(self, t: int, h: dict[int, int], wanted: Iterable[int]) -> None:
         """What was replayed for a reader's replay, and is asked for later, waits until then or is replayed again."""
@@ -299,6 +335,19 @@ def worst(excess: np.ndarray) -> list[int]:
     pieces = [p for run in runs for p in np.array_split(run, min(len(run), max(1, MOMENTS_AT_ONCE // len(runs))))]
     tops = sorted(((float(excess[p].max()), int(p[np.argmax(excess[p])])) for p in pieces), reverse=True)
     return [t for _, t in tops[:MOMENTS_AT_ONCE]]
+
+
+def _copied(problem: Problem, packed: Mapping[int, int]) -> Iterator[tuple[int, int, int | None]]:
+    """What an op writes over, that has to be copied where a recipe pins it, the op, and the clone that may serve."""
+    trace = problem.trace
+    for o in problem.eligible:
+        for v, _ in trace.ops[o].writes:
+            if o not in problem.readers.get(v, ()) or v in packed:
+                continue
+            small = trace.storages[trace.values[v].storage].category not in MADE_IN_STEP  # may be copied when pinned
+            clone = problem.clones.get(v)
+            if not small and (clone is not None or clone_before(trace, o, v) < 0):
+                yield v, o, clone
 
 
 def _deadlines(problem: Problem) -> dict[int, int]:

@@ -10,6 +10,8 @@ backward is over.
                y_v,s >= x_c            v is made by an op that cannot be replayed, or was written over
                y_v,s <= y_v,s'         s' a stage whose backward comes earlier than that of s
                x_o <= z_k              recording o turns the dispatch mode on in the calls of k
+               w <= y_v,s, x_c, x_d, 1 - x_o    v's pin is the clone of it that c makes and d writes over v after: the
+                                       copy, the clone's replay and its bytes are saved
                base(t) + kept(t) + pinned(t) + replayed(t) <= budget    at every moment t
 
 When a recorded op is replayed depends on what else is recorded. At first intervals are on the safe side: a replayed
@@ -99,6 +101,8 @@ def build_model(
                 fixed[first : last + 1] += need.nbytes
                 changes[column[o]].append((first, last, -need.nbytes))
     late: dict[int, int] = defaultdict(lambda: -1)
+    cloned = set(problem.clones.values())
+    again: dict[int, list[Interval]] = defaultdict(list)  # when clones are there again
     for number_of_pass in problem.passes:
         early, last_asked = replay_times(problem, stages, number_of_pass, assumed)
         for o in problem.eligible:
@@ -113,8 +117,10 @@ def build_model(
                     used = [ask.last, ask.loan_end] if ask is not None else []
                     last = max([*used, *(last_asked[c] for c in readers)])
                     changes[column[o]].append((early[o], min(last, len(fixed) - 1), needs[v].nbytes))
+                    if v in cloned:
+                        again[v].append((early[o], min(last, len(fixed) - 1), -needs[v].nbytes))
     model = Model(problem, problem.eligible, column, np.array(cost), fixed, changes, binaries=number)
-    _add_closure(model, stages, late)
+    _add_closure(model, stages, late, again)
     model.cost = np.concatenate([model.cost, model.pins])
     _add_charges(model)
     return model
@@ -143,7 +149,9 @@ def replay_times(
     return early, late
 
 
-def _add_closure(model: Model, stages: Mapping[int, int], late: Mapping[int, int]) -> None:
+def _add_closure(
+    model: Model, stages: Mapping[int, int], late: Mapping[int, int], again: Mapping[int, list[Interval]]
+) -> None:
     """A recorded op needs its inputs: replayed in its own stage, or kept until it has been replayed."""
     problem = model.problem
     for v, readers in problem.readers.items():
@@ -159,6 +167,9 @@ def _add_closure(model: Model, stages: Mapping[int, int], late: Mapping[int, int
             end = max(_released(problem, c, late) for c in by_stage[s])
             if not _there_anyway(problem, v, maker, by_stage[s], end):
                 pins.append(_pin(model, v, by_stage[s], maker if maker is None or stages[maker] == s else None, end))
+                clone = problem.clones.get(v)
+                if clone is not None and stages[problem.maker[clone]] == s:
+                    _pinned_as_clone(model, v, clone, pins[-1], again[clone])
         for later, earlier in itertools.pairwise(pins):  # what the second stage still needs is there for the first
             model.rows.append(([earlier, later], [1.0, -1.0], 0.0))
 
@@ -213,6 +224,19 @@ def _pin(model: Model, value: int, readers: Sequence[int], maker: int | None, en
         elif model.column[maker] != model.column[c]:
             model.rows.append(([model.column[c], y, model.column[maker]], [1.0, -1.0, -1.0], 0.0))
     return y
+
+
+def _pinned_as_clone(model: Model, value: int, clone: int, pin: int, again: list[Interval]) -> None:
+    """A new variable: the pin needs no copy, since it is a recorded clone, which then need not be made again."""
+    problem = model.problem
+    maker, w = problem.maker[clone], model.size
+    model.changes.append(again)
+    model.pins.append(-(problem.copy_seconds * problem.needs[value].nbytes + problem.cost[maker]))
+    (writer,) = [o for o in problem.readers[value] if any(v == value for v, _ in problem.trace.ops[o].writes)]
+    for column in {pin, model.column[maker], model.column[writer]}:
+        model.rows.append(([w, column], [1.0, -1.0], 0.0))
+    if value in problem.maker:
+        model.rows.append(([w, model.column[problem.maker[value]]], [1.0, 1.0], 1.0))
 
 
 def _released(problem: Problem, op: int, late: Mapping[int, int]) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from holdover.memory.simulate import reachable_events
 from holdover.memory.timeline import Timeline
 from holdover.planning.standing import Standing
+from holdover.trace.clones import clone_before
+from holdover.trace.events import reachable_events
 from holdover.trace.graph import Category, Event, Phase, Trace
 
 NEVER = 1 << 60
@@ -91,6 +92,17 @@ class Problem:
         values = self.trace.values
         last = {v.storage: v.id for v in values}  # versions come in order
         return frozenset(v.id for v in values if last[v.storage] != v.id)
+
+    @cached_property
+    def clones(self) -> dict[int, int]:
+        """Values that an op writes over -> the saved clone of them made right before, which can serve as their pin."""
+        found = {}
+        for o in self.eligible:
+            for before, _ in self.trace.ops[o].writes:
+                clone = clone_before(self.trace, o, before)
+                if clone in self.maker and self.needs[clone].asks:
+                    found[before] = clone
+        return found
 
     def replay_seconds(self, timeline: Timeline) -> float:
         """What a simulated plan's replays take, and the copies that make them possible."""
@@ -245,38 +257,6 @@ def _on_slot(
     before = held[storage]
     held[storage] += {Event.PACK: 1, Event.UNPACK: 0, Event.RELEASE: -1}[kind]
     return need.nbytes * (bool(held[storage]) - bool(before))
-
-
-def replayed_part(trace: Trace, step: int) -> Trace:
-    """The same trace with only the events of one step's forward, loss and backward, and what is held at its start.
-
-    A plan changes nothing after backward, and the last step has all that earlier ones hold, so that a search need not
-    walk through the rest again and again.
-    """
-    holders: dict[int, int] = defaultdict(int)
-    packed: dict[int, None] = {}
-    events: list[tuple[Event, int]] = []
-    started = False
-    for kind, number in trace.events:
-        if kind is Event.OP:
-            op = trace.ops[number]
-            if started and op.phase is Phase.OPTIMIZER:
-                break
-            if not started and op.step == step:
-                started = True
-                events += [(Event.HOLD, s) for s, n in holders.items() for _ in range(n)]
-                events += [(Event.PACK, slot) for slot in packed]
-        if started:
-            events.append((kind, number))
-        elif kind is Event.HOLD:
-            holders[number] += 1
-        elif kind is Event.DROP:
-            holders[number] -= 1
-        elif kind is Event.PACK:
-            packed[number] = None
-        elif kind is Event.RELEASE:
-            packed.pop(number, None)
-    return replace(trace, events=events)
 
 
 def crossing_bytes(problem: Problem, ops: Sequence[int]) -> np.ndarray:

@@ -19,8 +19,9 @@ from holdover.memory.timeline import Choices, Timeline, phase_peaks
 from holdover.planning import milp
 from holdover.planning.chain import MOST_STAGES, Chain
 from holdover.planning.classes import classes_of
-from holdover.planning.problem import Problem, replayed_part
+from holdover.planning.problem import Problem
 from holdover.planning.stages import partitions
+from holdover.trace.events import replayed_part
 from holdover.trace.graph import Phase, Trace
 
 TIE_ABOVE = 600

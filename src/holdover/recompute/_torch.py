@@ -59,6 +59,7 @@ __all__ = [
     "skip_in_dynamo",
     "switches",
     "top_saved_tensors_hooks",
+    "view_of",
     "watching_module_calls",
     "yielding_to_transforms",
 ]
@@ -76,6 +77,12 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     """
     with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):
         return tensor.detach()
+
+
+def view_of(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """Another look at the tensor's storage, counting in-place writes together with it, as `alias` does."""
+    with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):
+        return torch.as_strided(tensor, size, stride, offset)
 
 
 def saves_own_output(tensor: torch.Tensor) -> bool:

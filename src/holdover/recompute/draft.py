@@ -12,7 +12,7 @@ from holdover.recompute import random
 from holdover.recompute._torch import alias
 from holdover.recompute.geometry import covers_storage, geometry, oddity
 from holdover.recompute.mutation import written
-from holdover.recompute.recipe import Pins, Recipe, Ref, Source, Value, Write, flat
+from holdover.recompute.recipe import Pins, Recipe, Ref, Source, Twin, Value, Write, flat
 from holdover.recompute.rules import Op
 from holdover.recompute.script import Entry
 from holdover.trace.ops import statistics_given
@@ -157,6 +157,19 @@ class Draft:
             self.session.remember(storage, value)
             return ""
         return self._finish_several(out)
+
+    def twin(self, clone: torch.Tensor, index: int) -> Twin | None:
+        """What this op, a clone at that position, leaves for the op after it.
+
+        None if what it read is not pinned, or does not cover its storage as the clone does.
+        """
+        read, storage = self.args[0], clone.untyped_storage()
+        source, where = (read.node, read.geometry) if type(read) is Ref else (read, None)
+        note = getattr(storage, "_holdover", None)
+        if type(source) is not Source or type(note) is not Value or source.nbytes != storage.nbytes():
+            return None
+        same = geometry(clone) == (where or geometry(source.tensor))
+        return Twin(source, note, alias(clone), index) if same else None
 
     def _recipe(self) -> Recipe:
         op, entry = self.op, self.entry

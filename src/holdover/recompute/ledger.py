@@ -181,7 +181,7 @@ class Ledger:
             else:
                 with under(recipe.settings, present):
                     results = recipe.run(replay)
-            if recipe.name:
+            if recipe.name and not recipe.returns_pin:
                 self.replayed_ops += 1
             for v in recipe.inputs:
                 uses[v] -= 1
@@ -195,14 +195,16 @@ class Ledger:
     def _hold(self, value: Value, tensor: torch.Tensor, replay: Replay, wanted: bool) -> None:
         """Hold what a recipe has just made, for the rest of this replay, for the rest of the pass, or not at all."""
         needed = replay.uses.get(value, 0) > 0
+        pinned = value.recipe.returns_pin
         if needed:
             replay.held[value] = tensor
-            replay.owned.add(value)
+            if not pinned:
+                replay.owned.add(value)
         if wanted:
-            value.tensor, value.handed = tensor, False
+            value.tensor, value.handed = tensor, pinned
             value.at = 0 if tensor.is_inference() else tensor._version
             self.cached.add(value)
-        if (needed or wanted) and value.recipe.name:
+        if (needed or wanted) and value.recipe.name and not pinned:
             self.replayed_bytes += tensor.untyped_storage().nbytes()
 
     def _order(self, target: Value, replay: Replay) -> list[Recipe]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 from holdover.recompute.geometry import oddity
-from holdover.recompute.recipe import Pins, Value, flat
+from holdover.recompute.recipe import Pins, Source, Twin, Value, flat
 from holdover.recompute.rules import Op
 from holdover.trace.ops import statistics_given
 
@@ -38,7 +39,7 @@ def forget_dead_pins(tensor: torch.Tensor) -> None:
         del storage._holdover
 
 
-def about_to_write(tensor: torch.Tensor) -> None:
+def about_to_write(tensor: torch.Tensor, twin: Twin | None = None) -> None:
     """Save what recipes need of a storage that is going to be written to, and forget what made its content."""
     if oddity(tensor):
         return
@@ -46,10 +47,12 @@ def about_to_write(tensor: torch.Tensor) -> None:
     note = getattr(storage, "_holdover", None)
     if note is None:
         return
+    pins: list[weakref.ref[Source]] = note if type(note) is Pins else []
     if type(note) is Value:
         note.original = None
-    else:
-        for ref in note:
-            if (source := ref()) is not None:
-                source.copy_on_write()
+        pins = [note.pin] if note.pin is not None else []
+    for ref in pins:
+        source = ref()
+        if source is not None and not (twin is not None and twin.serve(source)):
+            source.copy_on_write()
     del storage._holdover

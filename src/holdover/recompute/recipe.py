@@ -22,6 +22,9 @@ Copy on write
  5. Before any op of the session (recorded or not) writes to a pinned storage, that storage is copied once (all of it)
     for all of its pins, and they let go of the original. Copies of rule 3 are not copied again. Batch norm's running
     statistics in training count as written, though the schema hides it.
+    Where the op just before, in the same call, is a recorded `clone` of that content that autograd has saved (as it
+    does before an op in place whose backward reads what it overwrites), the pins go over to the clone instead, if that
+    lies on its storage the same way. Its replay is then to return what is pinned: no bytes, no time.
  6. A write that is not recorded ends the storage's recipe: from then on its content is kept. Saved tensors and recipes
     that refer to the content before the write stay right (they hold the old recipe), and take no bytes.
  7. A recorded write makes a new value whose recipe refers to (or pins: then rule 5 copies right away) the old content,
@@ -63,7 +66,8 @@ import torch
 
 from holdover.errors import ReplayError
 from holdover.memory.timeline import FOREVER
-from holdover.recompute.geometry import Geometry, copy_with_storage, rebuild
+from holdover.recompute._torch import view_of
+from holdover.recompute.geometry import Geometry, copy_with_storage, geometry, rebuild
 from holdover.recompute.random import Draw, default_generator
 from holdover.recompute.settings import now
 
@@ -88,6 +92,10 @@ class Source:
         """Let go of the storage, which is about to be written to, for a copy of it."""
         if self.version is not None:
             self.tensor, self.version, self.storage = copy_with_storage(self.tensor.detach()), None, None
+
+    def go_over(self, clone: torch.Tensor) -> None:
+        """Let go of the storage, which is about to be written to, for that of an equal tensor."""
+        self.tensor, self.version, self.storage = clone, clone._version, clone.untyped_storage()
 
     def changed(self) -> str:
         """What happened to the content since it was pinned; "" if nothing did."""
@@ -123,12 +131,13 @@ class Value:
         recipe: how it is made.
         slot: which of the recipe's outputs it is: n for the n-th result, ~n for the n-th written argument.
         tensor, at: the replayed content, while cached, and its version when it was made.
-        handed: `tensor` was given to autograd.
+        handed: `tensor` was given to autograd, or is pinned: not to be written to.
         claims: living saved tensors of it, and living and claimed recipes that refer to it.
         done, done_in: how many of the claims are satisfied in that pass.
         original: the tensor made in forward, while it lives unchanged.
         version, slack: `original`'s version then; an in-place op's own increment may come after us.
         saved: autograd has saved it.
+        pin: the pin that lies on the same storage, where one has gone over to a clone.
     """
 
     # Defaults on the class, and no __slots__: most values never need most of these, and making one must be quick.
@@ -136,6 +145,7 @@ class Value:
     handed = saved = False
     claims = done = at = 0
     done_in = NO_PASS
+    pin: weakref.ref[Source] | None = None
 
     def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, slack: int) -> None:
         self.recipe, self.slot, self.slack, self.version = recipe, slot, slack, tensor._version
@@ -190,6 +200,7 @@ class Recipe:
         claims: the sum of its values' claims. While there are none, it makes no claims on its inputs.
         finished: the pass in which it has run for good, or turned out not to be needed.
         stage, held_from: the plan's, for rule 15.
+        returns_pin: it is a clone, and what it read is pinned as that clone.
         grad: whether gradients were on; some kernels ask.
         settings: what else was set that kernels ask for.
     """
@@ -197,6 +208,7 @@ class Recipe:
     claims = 0
     finished = NO_PASS
     stage, held_from = 0, FOREVER
+    returns_pin = False
 
     def __init__(
         self,
@@ -215,6 +227,8 @@ class Recipe:
 
     def run(self, replay: Replay) -> list[Any]:
         """Run the op again: its results, then the written arguments, last one first, so that slot ~n is the n-th."""
+        if self.returns_pin:
+            return [self._argument(self.args[0], replay, [])]
         written: list[torch.Tensor] = []
         held, args = replay.held, []
         for a in self.args:
@@ -280,6 +294,27 @@ class Recipe:
         else:
             base = copy_with_storage(self._pinned(node).detach())
         return base if where is None else rebuild(base, where)
+
+
+class Twin:
+    """A recorded clone of a pinned content, until the next op, which may be what writes over that content (rule 5)."""
+
+    __slots__ = ("clone", "index", "source", "value")
+
+    def __init__(self, source: Source, value: Value, clone: torch.Tensor, index: int) -> None:
+        self.source, self.value, self.clone, self.index = source, value, clone, index
+
+    def serve(self, source: Source) -> bool:
+        """Let the pin go over to the clone, if it is a pin of what was cloned. Returns whether it did."""
+        pinned = source.tensor
+        if source is not self.source or not self.value.saved or pinned._version != source.version:
+            return False
+        dtype, size, stride, offset, bits = geometry(pinned)
+        if dtype != self.clone.dtype or bits:
+            return False
+        source.go_over(view_of(self.clone, size, stride, offset))
+        self.value.pin, self.value.recipe.returns_pin = weakref.ref(source), True
+        return True
 
 
 def living_values(recipe: Recipe) -> list[Value]:

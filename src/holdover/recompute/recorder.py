@@ -35,7 +35,7 @@ from holdover.recompute.geometry import geometry, oddity
 from holdover.recompute.ledger import Ledger, SavedRef
 from holdover.recompute.mutation import about_to_write, tensors_in, written
 from holdover.recompute.packing import pack as pack_storage
-from holdover.recompute.recipe import Recipe, Value, flat
+from holdover.recompute.recipe import Recipe, Twin, Value, flat
 from holdover.recompute.rules import OPS, Op, describe
 from holdover.recompute.script import EMPTY, Compiled, Entry
 from holdover.recompute.shapes import Guide
@@ -133,6 +133,7 @@ class Session(TorchDispatchMode):
         self.mismatches: list[tuple[str, int, str, str]] = []
         self.unsafe: dict[tuple[str, str], int] = {}
         self.awaiting: list[weakref.ref[Awaiting]] = []
+        self.twin: Twin | None = None
         self.matched = 0
         self.outer: tuple[Any, Any] | None = None
         self.lift, self.lifted = yielding_to_transforms(), False
@@ -181,7 +182,7 @@ class Session(TorchDispatchMode):
         self, path: str, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Run a module's `forward` in a frame of its own."""
-        parent = self.frame
+        parent, self.twin = self.frame, None
         if parent is self.idle:
             return forward(*args, **kwargs)
         occurrence = parent.children.get(path, 0)
@@ -242,6 +243,7 @@ class Session(TorchDispatchMode):
     def _planned(self, op: Op, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         entry = frame.script[index]
         frame.seen.append(index)
+        twin, self.twin = self.twin, None
         if entry.name != op.name:
             self.mismatches.append((frame.key, index, entry.name, op.name))
             return self._left_alone(op, args, kwargs)
@@ -257,10 +259,13 @@ class Session(TorchDispatchMode):
         except Unsafe as why:
             return self._refused(op, str(why), args, kwargs)
         for t in draft.overwritten:
-            about_to_write(t)
+            about_to_write(t, twin if twin is not None and twin.index + 1 == index else None)
+        twin = None
         out = op.func(*args, **kwargs)
         if why_not := draft.finish(out):
             self._note_unsafe(op, why_not)
+        elif op.clones and index + 1 in frame.script:
+            self.twin = draft.twin(out, index)
         for waiting in [w() for w in self.awaiting]:
             if waiting is not None and not why_not and waiting.frame is frame and waiting.index == index:
                 waiting.settle(draft.forgotten)

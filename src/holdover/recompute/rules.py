@@ -34,16 +34,17 @@ class Op:
         generator: name of its generator argument, or "".
         resizes: changes its argument's metadata (a view made in place), maybe its memory.
         statistics: positions of running statistics, see `trace.ops.running_statistics`.
+        clones: copies its argument, element by element.
     """
 
     __slots__ = (
-        "argument_names", "counted", "dropout", "func", "generator", "name", "obstacle", "overwrites",
+        "argument_names", "clones", "counted", "dropout", "func", "generator", "name", "obstacle", "overwrites",
         "packet", "random", "resizes", "simple", "statistics", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         self.func = func  # keeps the id by which OPS finds this taken
-        self.random = self.counted = self.simple = self.resizes = self.overwrites = False
+        self.random = self.counted = self.simple = self.resizes = self.overwrites = self.clones = False
         self.writes: tuple[tuple[int, str], ...] = ()
         self.argument_names: tuple[str, ...] = ()
         self.statistics: tuple[int, ...] = ()
@@ -68,6 +69,7 @@ class Op:
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
         self.obstacle = obstacle(func)
+        self.clones = func is torch.ops.aten.clone.default
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call of a random op takes random numbers: attention without dropout does not."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import NOTHING, Choices, Timeline
-from holdover.planning.problem import replayed_part
+from holdover.trace.events import replayed_part
 from holdover.trace.graph import Event, Phase, Trace
 
 MOST_RUNS, MOST_OPTIMIZER_RUNS = 1200, 120

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import Choices, phase_peaks
-from holdover.planning.problem import Problem, candidates, replayed_part
+from holdover.planning.problem import Problem, candidates
 from holdover.report.html.moments import Shown
 from holdover.report.tables import layer_name
+from holdover.trace.events import replayed_part
 from holdover.trace.graph import Phase, Trace
 
 MATRIX_OPS = (
