@@ -51,6 +51,8 @@ def test_json_is_all_there_is_on_stdout(run: Run, factories: Path) -> None:
         ("{file}:step_fails", "mat1 and mat2 shapes cannot be multiplied"),
         ("gibberish", "cannot read MODEL 'gibberish': write path/to/file.py:factory, transformers:CONFIG.json"),
         (".:make", "there is no file .: it is a directory"),
+        ("factorys.py:make", "there is no file factorys.py; near it: factories.py"),
+        ("{file}", "MODEL '{file}' names no function: write {file}:FUNCTION; its functions are bad_args, exits, make"),
     ],
 )
 def test_bad_models_are_explained(run: Run, factories: Path, model: str, said: str) -> None:

@@ -48,5 +48,21 @@ def _main(
     pass
 
 
-for command in (estimate, plan, frontier, advise, explain, report, serve, verify, closed_form, devices, figures, demo):
-    app.command()(command)
+EXAMPLES = {
+    estimate: "estimate train.py:make --device rtx4090-24gb --precision bf16-mixed",
+    plan: "plan train.py:make --budget 70% -o plan.json",
+    frontier: "frontier train.py:make --png frontier.svg",
+    advise: "advise train.py:make --memory 24GiB --device rtx4090-24gb",
+    explain: "explain train.py:make blocks.0.mlp:gelu --budget 70%",
+    report: "report train.py:make -o report.html",
+    serve: "serve train.py:make timm:resnet50",
+    verify: "verify train.py:make --plan plan.json",
+    closed_form: "closed-form llama3-70b --tp 8 --pp 4 --dp 2 --zero 1 --sequence-parallel --recompute optimal",
+    devices: "devices --devices cards.json",
+    figures: "figures --out figures",
+    demo: "demo --steps 12",
+}
+"""Every command, in the order of the help, with an example for its own."""
+
+for command, example in EXAMPLES.items():
+    app.command(epilog=f"Example: holdover {example}")(command)

@@ -40,7 +40,7 @@ def closed_form(
         ),
     ] = "",
     style: Annotated[str, _option("--style", "Without MODEL: llama or gpt.", _MODEL)] = "llama",
-    layers: Annotated[int, _option("--layers", "Layers. 0: the model's own, here and below.", _MODEL)] = 0,
+    layers: Annotated[int, _option("--layers", "Layers. 0: as MODEL has it, here and below.", _MODEL)] = 0,
     hidden: Annotated[int, _option("--hidden", "Hidden size.", _MODEL)] = 0,
     heads: Annotated[int, _option("--heads", "Attention heads.", _MODEL)] = 0,
     kv_heads: Annotated[int, _option("--kv-heads", "Key-value heads.", _MODEL)] = 0,
@@ -223,6 +223,10 @@ def closed_form(
         card=card,
         memory=memory,
     )
+    if (gpus or global_batch) and not sweep:
+        fail(
+            "--gpus and --global-batch are of a sweep over layouts: add --sweep, or say one layout by --tp, --pp, --dp"
+        )
     if sweep:
         _sweep(settings, gpus, global_batch, top, as_json)
     elif figure is not None:
@@ -264,10 +268,13 @@ def _compare(settings: Settings, others: list[str], as_json: bool) -> None:
 def _sweep(settings: Settings, gpus: int, global_batch: int, top: int, as_json: bool) -> None:
     from holdover.closed_form.sweep import layouts_for
     from holdover.closed_form.sweep import sweep as run_sweep
-    from holdover.closed_form.views import sweep_view
+    from holdover.closed_form.views import LEFT_OUT, sweep_view
 
     if gpus < 1 or global_batch < 1:
-        fail("a sweep needs --gpus and --global-batch (the sequences of a step)")
+        fail(
+            "a sweep needs --gpus and --global-batch (the sequences of a step), as in --gpus 64 --global-batch 512; "
+            f"here they are {gpus} and {global_batch}"
+        )
     architecture, cluster = settings.architecture(), settings.cluster()
     length = settings.seq or architecture.sequence
     context = (1, 2, 4, 8) if length >= 16384 else (1,)
@@ -290,6 +297,7 @@ def _sweep(settings: Settings, gpus: int, global_batch: int, top: int, as_json: 
         return
     title = f"{architecture.name} on {gpus} {cluster.card.title}, {global_batch} sequences of {length} tokens"
     show(sweep_view(swept, top=top, usable_bytes=memory, title=title))
+    typer.echo(f"{LEFT_OUT} A lower --memory leaves room for them.")
 
 
 def _megatron(settings: Settings, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -65,6 +66,9 @@ def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelSte
         except Exception as error:
             raise ModelSpecError(f"{kind} could not build {name!r}: {_said(error)}") from error
     file, colon, factory = spec.rpartition(":")
+    if not colon and spec.endswith(".py"):
+        known = _functions(_import_file(Path(spec)))
+        raise ModelSpecError(f"MODEL {spec!r} names no function: write {spec}:FUNCTION; {known}")
     if not colon or not file or not factory:
         raise ModelSpecError(f"cannot read MODEL {spec!r}: write {FORMS}")
     return _from_file(Path(file), factory, {"batch": batch, "seq": seq})
@@ -119,9 +123,7 @@ def _from_file(path: Path, factory: str, sizes: Mapping[str, int | None]) -> Mod
     module = _import_file(path)
     make = getattr(module, factory, None)
     if make is None:
-        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        known = f"its functions are {', '.join(sorted(own))}" if own else "it defines no function"
-        raise ModelSpecError(f"{path} has no {factory!r}: {known}")
+        raise ModelSpecError(f"{path} has no {factory!r}: {_functions(module)}")
     if not callable(make):
         raise ModelSpecError(f"{factory!r} of {path} is a {type(make).__name__}, not a function that makes a model")
     given = _taken(make, sizes, f"{factory}() of {path}")
@@ -130,6 +132,11 @@ def _from_file(path: Path, factory: str, sizes: Mapping[str, int | None]) -> Mod
     except (Exception, SystemExit) as error:
         raise ModelSpecError(f"{factory}() of {path} raised {_said(error)}{_where(error, path)}") from error
     return _as_step(made, f"{factory}() of {path}")
+
+
+def _functions(module: ModuleType) -> str:
+    own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+    return f"its functions are {', '.join(sorted(own))}" if own else "it defines no function"
 
 
 def _taken(make: Callable[..., Any], sizes: Mapping[str, int | None], what: str) -> dict[str, int]:
@@ -148,7 +155,9 @@ def _taken(make: Callable[..., Any], sizes: Mapping[str, int | None], what: str)
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ModelSpecError(f"there is no file {path}" + (": it is a directory" if path.is_dir() else ""))
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], cutoff=0.7)
+        hint = ": it is a directory" if path.is_dir() else f"; near it: {', '.join(near)}" if near else ""
+        raise ModelSpecError(f"there is no file {path}{hint}")
     name = path.stem if path.stem not in sys.modules else f"model_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
