@@ -63,10 +63,22 @@ def knee_of(search: Search, floor: Candidate, unplanned_bytes: int) -> Candidate
     product of memory and time, in which a doubled time has to halve the bytes that a plan can do something about."""
     parts = peak_of(search.trace, search.timeline(floor)).parts
     fixed = sum(n for kind, n in parts.items() if kind.value in FIXED)
-    step, high = search.problem.step_seconds, floor.peak_bytes + LOW * (unplanned_bytes - floor.peak_bytes)
-    near = [c for c in search.judged() if c.peak_bytes <= high]
-    best = min(near, key=lambda c: (c.peak_bytes - fixed) * (step + c.seconds), default=floor)
-    return best if best.seconds < FAR_CHEAPER * floor.seconds else None
+    step, met = max(search.problem.step_seconds, 1e-12), [*search.judged(), floor]
+    bent = bend([(c.peak_bytes, c.seconds / step) for c in met], fixed, unplanned_bytes)
+    return None if bent is None else met[bent]
+
+
+def bend(points: Sequence[tuple[int, float]], fixed_bytes: int, unplanned_bytes: int) -> int | None:
+    """The same among plans' peaks and extra times, the last of which is the lowest peak: an index, if one is worth it.
+
+    >>> bend([(90, 0.1), (52, 0.4), (50, 3.0)], fixed_bytes=20, unplanned_bytes=100)
+    1
+    """
+    low, most = points[-1]
+    high = low + LOW * (unplanned_bytes - low)
+    near = (i for i, (peak, _) in enumerate(points) if peak <= high)
+    best = min(near, key=lambda i: (points[i][0] - fixed_bytes) * (1 + points[i][1]))
+    return best if points[best][1] < FAR_CHEAPER * most else None
 
 
 def _choices(trace: Trace, best: Candidate, pack: Mapping[int, int]) -> list[Choice]:

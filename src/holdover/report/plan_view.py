@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from holdover.planning.inputs import show
-from holdover.report.tables import MAX_LAYERS, layer_name, parts_table
+from holdover.report.tables import MAX_LAYERS, knee_line, layer_name, parts_table
 from holdover.units import binary_unit, format_bytes, format_parts, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from holdover.planning.plan import Knee, Plan
+    from holdover.planning.plan import Plan
 
 
 def plan_view(plan: Plan) -> Group:
@@ -31,8 +31,8 @@ def plan_view(plan: Plan) -> Group:
         dearest = "the figures below are for the dearest, whose peak is the highest without a plan"
         blocks += [Text(), Text(f"at each of the input shapes ({dearest})"), _shapes_table(plan, unit)]
     blocks += [_promises(plan, unit), _gauge(plan)]
-    if plan.knee is not None:
-        blocks.append(_knee(plan, plan.knee))
+    if knee := knee_line(plan):
+        blocks.append(Text(knee, style="bold"))
     blocks += [
         Text(),
         Text(f"what is left at the peak ({plan.peak_at})"),
@@ -113,13 +113,6 @@ def _gauge(plan: Plan) -> Group:
         style="dim",
     )
     return Group(bar, line, proof)
-
-
-def _knee(plan: Plan, knee: Knee) -> Text:
-    """What to ask for instead of the lowest peak."""
-    here, there = format_share(plan.extra_time, sign=True), format_share(knee.extra_time, sign=True)
-    text = f'the last bytes are dear: budget="{knee.budget}" costs about {there}, this lowest peak {here}'
-    return Text(text, style="bold")
 
 
 def _actions_table(plan: Plan) -> Table:

@@ -6,12 +6,16 @@ Numbers in one table share one unit and are rounded so that what is printed adds
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from holdover.units import format_parts, format_share
+
+if TYPE_CHECKING:
+    from holdover.planning.plan import Plan
 
 WIDTH = 100
 MAX_LAYERS = 24
@@ -48,6 +52,14 @@ def layer_name(path: str) -> str:
         return "(model itself, loss)"
     match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", path)
     return match.group(1) if match else ".".join(path.split(".")[:2])
+
+
+def knee_line(plan: Plan) -> str:
+    """What to ask for instead of the lowest peak, where its last bytes are dear; else nothing."""
+    if plan.knee is None:
+        return ""
+    here, there = format_share(plan.extra_time, sign=True), format_share(plan.knee.extra_time, sign=True)
+    return f'the last bytes are dear: budget="{plan.knee.budget}" costs about {there}, this lowest peak {here}'
 
 
 def parts_table(parts: dict[str, int], title: str, unit: str) -> Table:

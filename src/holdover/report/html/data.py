@@ -19,6 +19,8 @@ from holdover.memory.life import name_of
 from holdover.memory.timeline import CATEGORIES, Choices
 from holdover.planning.api import priced_problem
 from holdover.planning.choices import choices_of
+from holdover.planning.describe import bend
+from holdover.planning.inputs import FIXED
 from holdover.planning.plan import Plan
 from holdover.planning.problem import Problem
 from holdover.report.html.held import KEEP, PACKED, REASONS, RECOMPUTE, Held, held_values, reasons_of, state_of
@@ -109,6 +111,7 @@ def page_data(
         "plans": [],
         "policies": [],
         "chosen": chosen,
+        "knee": _knee_data(plans),
     }
     for plan in plans:
         choices = choices_of(trace, plan)
@@ -304,6 +307,22 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "with_loss": plan.with_loss,
         "notes": list(plan.notes),
     }
+
+
+def _knee_data(plans: Sequence[Plan]) -> dict[str, Any] | None:
+    """What to ask for instead of the lowest peak, where its last bytes are dear: a budget, and its plan if shown."""
+    if not plans:
+        return None
+    last = plans[-1]
+    if last.knee is not None:
+        return {"budget_bytes": last.knee.budget_bytes, "extra_time": last.knee.extra_time, "plan": None}
+    if len(plans) == 2:  # the step as it is, and a plan that need not be the lowest
+        return None
+    fixed = sum(last.peak_parts.get(name, 0) for name in FIXED)
+    bent = bend([(p.predicted_peak_bytes, p.extra_time) for p in plans], fixed, last.unplanned_peak_bytes)
+    if bent is None:
+        return None
+    return {"budget_bytes": plans[bent].predicted_peak_bytes, "extra_time": plans[bent].extra_time, "plan": bent}
 
 
 def _plan_modules(

@@ -9,7 +9,7 @@ from jinja2 import Environment
 
 from holdover.report.html.page import asset
 from holdover.report.stack import stack_of
-from holdover.report.tables import layer_name
+from holdover.report.tables import knee_line, layer_name
 from holdover.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def plan_fragment(plan: Plan) -> str:
         key=_parts(parts, whole),
         heads=["layer", "dropped", "packed away", "ops run again", "time"],
         rows=[[n, format_bytes(d), format_bytes(p), f"{k:,}", format_seconds(s)] for n, d, p, k, s in rows[:MOST_ROWS]],
-        remarks=[*_left_out(len(rows)), *plan.notes],
+        remarks=[*_left_out(len(rows)), *filter(None, [knee_line(plan)]), *plan.notes],
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from jinja2 import Environment
 
 from holdover.errors import HoldoverError, PlanError
-from holdover.units import format_bytes, format_seconds
+from holdover.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from holdover.memory.estimate import Estimate
@@ -59,7 +59,8 @@ def plan_page(plan: Plan, estimate: Estimate | None = None) -> str:
                 f"The estimate is of {estimate.model} with {estimate.inputs}, the plan for {plan.model} with "
                 f"{plan.inputs}: pass the estimate of the step that was planned, or none."
             )
-        return render_page(page_data(estimate.trace, [without(plan), plan], estimate=estimate, chosen=1))
+        data = page_data(estimate.trace, [without(plan), plan], estimate=estimate, chosen=1)
+        return render_page(data, shapes=_shapes(plan))
     facts = [
         ("budget", "the lowest peak" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)),
         ("lowest peak found", format_bytes(plan.floor_bytes)),
@@ -68,9 +69,26 @@ def plan_page(plan: Plan, estimate: Estimate | None = None) -> str:
         ("time of the ops", f"{format_seconds(plan.step_seconds)}, {plan.priced}"),
     ]
     above = _environment().from_string(asset("plan.html")).render(
-        fragment=plan_fragment(plan), facts=facts, rows=plan_rows(plan), choices=plan.choices
+        fragment=plan_fragment(plan), facts=facts, rows=plan_rows(plan), choices=plan.choices, shapes=_shapes(plan)
     )  # fmt: skip
     return fill(title=f"Plan for {plan.model}", above=above)
+
+
+def _shapes(plan: Plan) -> str:
+    """The promise at each input shape, where the plan is for more than one."""
+    from holdover.planning.inputs import show
+
+    plans = (plan, *plan.variants)
+    rows = [
+        {
+            "inputs": show(shape.shapes),
+            "unplanned": shape.unplanned_peak_bytes, "planned": shape.predicted_peak_bytes,
+            "extra_time": format_share(shape.extra_time, sign=True),
+            "ops": f"{len(plans[shape.variant].choices):,} ops", "plan": f"{1 + shape.variant} of {len(plans)}",
+        }
+        for shape in plan.shapes
+    ]  # fmt: skip
+    return _environment().from_string(asset("shapes.html")).render(shapes=rows) if len(rows) > 1 else ""
 
 
 def without(plan: Plan) -> Plan:

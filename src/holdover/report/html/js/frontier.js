@@ -51,6 +51,12 @@ function startFrontier() {
       svg.append(s("text", { class: strong ? "halo strong" : "halo", x: tx, y: ty, "text-anchor": anchor }, text));
     };
     const end = D.plans[0], now = plan();
+    if (D.knee && D.knee.plan !== null) {
+      const [px, py] = [x(D.knee.budget_bytes), y(D.knee.extra_time)];
+      svg.append(s("circle", { cx: px, cy: py, r: 10, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5, "data-knee": D.knee.plan },
+        s("title", null, `below this, bytes are dear: ${bytesText(D.knee.budget_bytes)}, ${shareText(D.knee.extra_time, true)}`)));
+      if (state.plan !== D.knee.plan) label(px, py, "dear below this", false, 14);
+    }
     if (state.plan) label(x(now.peak_bytes), y(now.extra_time), `this plan: ${bytesText(now.peak_bytes)}, ${shareText(now.extra_time, true)}`, true, 13);
     for (const p of D.policies) {
       const [px, py] = [x(p.peak_bytes), y(p.extra_time)];
@@ -81,6 +87,11 @@ function startFrontier() {
   ], "Plans and policies"))();
   startBudget();
   startTree();
+  if (D.knee) {
+    const low = D.plans.at(-1), share = (t) => shareText(t, true);
+    at("knee").append(`The last bytes are dear: the lowest peak, ${bytesText(low.peak_bytes)}, takes ${share(low.extra_time)} time, a budget of ${bytesText(D.knee.budget_bytes)} about ${share(D.knee.extra_time)}. `);
+    if (D.knee.plan !== null) at("knee").append(h("button", { type: "button", class: "no-print", id: "knee-show", onclick: () => set({ plan: D.knee.plan }) }, "Show that plan"));
+  } else at("knee").remove();
   const words = D.policies.map((p) => `${p.name} (${p.about})`);
   at("policies").textContent = words.length ? `Diamonds are modelled, for comparison: ${words.join("; ")}.` : "This model has no blocks that repeat, so usual activation checkpointing has no points here.";
 }
