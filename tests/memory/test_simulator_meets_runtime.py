@@ -158,7 +158,9 @@ def test_a_kept_result_whose_backward_never_comes_is_freed(function: Any) -> Non
 @pytest.mark.parametrize(
     "function",
     [lambda y: y.max(-1)[0], lambda y: y.topk(4)[0], lambda y: y.sort(-1)[0], lambda y: y.median(-1)[0],
-     lambda y: y[:, torch.tensor([1, 3])], lambda y: y.index_select(1, torch.tensor([1, 3]))],
+     lambda y: y[:, torch.tensor([1, 3])], lambda y: y.index_select(1, torch.tensor([1, 3])),
+     lambda y: y.gather(1, torch.ones(64, 900, dtype=torch.int64)), lambda y: y.cummax(-1)[0]],
+    ids=["max", "topk", "sort", "median", "index", "index_select", "gather", "cummax"],
 )  # fmt: skip
 def test_backward_formulas_that_write_into_zeros(function: Any) -> None:
     """They copy instead under a dispatch mode, as while recording; what is recorded is what a real step does."""

@@ -55,6 +55,7 @@ from holdover.trace.tensors import Frame, Live, Packed, covers_storage, device_o
 
 WRITES_INTO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
 }
