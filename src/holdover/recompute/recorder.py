@@ -40,6 +40,7 @@ from holdover.recompute.rules import OPS, Op, describe
 from holdover.recompute.script import EMPTY, Compiled, Entry
 from holdover.recompute.shapes import Guide
 from holdover.trace.frames import call_key
+from holdover.trace.varying import varies
 
 PACK = "pack"
 
@@ -252,6 +253,8 @@ class Session(TorchDispatchMode):
             return self._refused(op, op.obstacle, args, kwargs)
         if entry.action == PACK:
             return self._packed(op, args, kwargs)
+        if op.may_vary and (why := varies(op.packet, args, kwargs)):
+            return self._refused(op, why, args, kwargs)
         if torch.is_inference_mode_enabled():
             return self._refused(op, "inference mode", args, kwargs)
         try:

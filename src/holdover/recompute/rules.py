@@ -19,6 +19,7 @@ from holdover.trace.ops import (
     takes_a_place,
     written_arguments,
 )
+from holdover.trace.varying import ASKED
 
 
 class Op:
@@ -35,16 +36,17 @@ class Op:
         resizes: changes its argument's metadata (a view made in place), maybe its memory.
         statistics: positions of running statistics, see `trace.ops.running_statistics`.
         clones: copies its argument, element by element.
+        may_vary: `trace.varying.varies` has to be asked of each call.
     """
 
     __slots__ = (
-        "argument_names", "clones", "counted", "dropout", "func", "generator", "name", "obstacle", "overwrites",
-        "packet", "random", "resizes", "simple", "statistics", "writes",
+        "argument_names", "clones", "counted", "dropout", "func", "generator", "may_vary", "name", "obstacle",
+        "overwrites", "packet", "random", "resizes", "simple", "statistics", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         self.func = func  # keeps the id by which OPS finds this taken
-        self.random = self.counted = self.simple = self.resizes = self.overwrites = self.clones = False
+        self.random = self.counted = self.simple = self.resizes = self.overwrites = self.clones = self.may_vary = False
         self.writes: tuple[tuple[int, str], ...] = ()
         self.argument_names: tuple[str, ...] = ()
         self.statistics: tuple[int, ...] = ()
@@ -69,6 +71,7 @@ class Op:
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
         self.obstacle = obstacle(func)
+        self.may_vary = self.packet in ASKED
         self.clones = func is torch.ops.aten.clone.default
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
