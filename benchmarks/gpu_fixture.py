@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from holdover.measuring.arguments import is_view_or_factory
-from holdover.trace.graph import Category, Trace
+from holdover.trace.graph import EXISTING, Trace
 
 SCHEMA_VERSION = 1
 Loss = Callable[[Any], torch.Tensor] | None
@@ -99,8 +99,7 @@ def recorded(trace: Trace) -> dict[str, Any]:
         if op.step == 0 and op.phase.value != "optimizer":
             phases["backward" if op.phase.value == "backward" else "forward"].append(op.name)
     kept = {trace.values[s.value].storage for s in trace.slots if trace.ops[s.op].step == 0}
-    existed = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
-    sizes = [trace.storages[s].nbytes for s in kept if trace.storages[s].category not in existed]
+    sizes = [trace.storages[s].nbytes for s in kept if trace.storages[s].category not in EXISTING]
     return {**{name: seen(names) for name, names in phases.items()}, "saved": sorted(n for n in sizes if n)}
 
 

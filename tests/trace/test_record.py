@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.trace.helpers import bytes_of, forward, op, places, saved
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from holdover.memory.workspace import true_outputs
 from holdover.trace.graph import Category, Event, Phase
 from holdover.trace.record import record
 
@@ -266,6 +268,16 @@ def test_autocast_by_precision_and_by_hand() -> None:
 def by_hand(m: Any, x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return m.layer(x)
+
+
+def test_what_finding_a_true_output_takes_is_no_part_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known yet: the kernel is run meanwhile
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    trace = record(model, (torch.ones(2, 4),), precision="bf16-true", corrections=true_outputs)
+    assert list(tmp_path.rglob("*.jsonl"))
+    assert {s.name for s in trace.storages} == {"", "input 0", "0.weight", "0.bias", "1.weight", "1.bias"}
 
 
 def test_a_model_on_meta_is_never_allocated() -> None:

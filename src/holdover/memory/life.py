@@ -14,10 +14,7 @@ from typing import Any
 
 from holdover.memory.simulate import Recipe, Walk
 from holdover.memory.timeline import NOTHING, Choices
-from holdover.trace.graph import OUTSIDE, Category, Event, Phase, Trace
-
-EXISTING = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
-"""What is there before the step, and after it."""
+from holdover.trace.graph import EXISTING, OUTSIDE, Category, Event, Phase, Trace
 
 
 class Fate(enum.StrEnum):

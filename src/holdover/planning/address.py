@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from holdover.errors import HoldoverError
-from holdover.memory.life import EXISTING, name_of, saved_values
-from holdover.trace.graph import OUTSIDE, Phase, Trace
+from holdover.memory.life import name_of, saved_values
+from holdover.trace.graph import EXISTING, OUTSIDE, Phase, Trace
 
 LOSS = "loss"
 

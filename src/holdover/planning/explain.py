@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdover.memory.estimate import peak_of, workspaces
-from holdover.memory.life import EXISTING, Fate, Life, lives_of, name_of
+from holdover.memory.life import Fate, Life, lives_of, name_of
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import NOTHING, Choices, Timeline
 from holdover.planning.address import find
@@ -17,7 +17,7 @@ from holdover.planning.api import priced_problem, same_places
 from holdover.planning.choices import choices_of
 from holdover.planning.plan import Plan
 from holdover.planning.steps import Recorded
-from holdover.trace.graph import Phase
+from holdover.trace.graph import EXISTING, Phase
 from holdover.units import format_bytes, format_share
 
 MOST_OPS = 40

@@ -28,6 +28,6 @@ class Escapes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         door = DOORS.get(func)
         if door is not None and not self.recorder.paused:
-            for live in self.recorder.lives(args[0]):
+            for live in self.recorder.live.inside(args[0]):
                 self.recorder.escaped[live.storage] = door
         return func(*args, **(kwargs or {}))

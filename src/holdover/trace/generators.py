@@ -23,7 +23,7 @@ def seeing_states(recorder: Recorder) -> Iterator[None]:
     def taken() -> torch.Tensor:
         state = take()
         if not recorder.paused:
-            recorder.know(state, Category.TEMPORARY, "generator state")
+            recorder.live.know(state, Category.TEMPORARY, "generator state")
         return state
 
     torch.get_rng_state = torch.random.get_rng_state = taken

@@ -51,6 +51,10 @@ class Category(enum.StrEnum):
     TEMPORARY = "temporary"
 
 
+EXISTING = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
+"""What is there before the step, and after it."""
+
+
 class Phase(enum.StrEnum):
     FORWARD = "forward"
     LOSS = "loss"

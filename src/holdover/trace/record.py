@@ -101,21 +101,19 @@ def record(
     # here and not in the child: what it imports then stays imported
     faker = card_faker() if target else Faker(device or torch.device("cpu"))
 
-    def on_fake(subject: Step) -> Trace:
-        disguise = nullcontext() if noticed else unnoticed()
-        return _record_fake(subject, faker, None if target else corrections, disguise, target)
+    def on_fake(disguise: Callable[[], AbstractContextManager[None]]) -> Trace:
+        fixes = None if target else corrections
+        return isolated(lambda subject: _record_fake(subject, faker, fixes, disguise(), target), step)
 
-    noticed = False
     try:
-        return isolated(on_fake, step)
+        return on_fake(unnoticed)
     except HoldoverError:
         raise
     except Exception as failed:
         reason = failed
     if not has_data or target is not None:
-        noticed = True
         try:
-            trace = isolated(on_fake, step)
+            trace = on_fake(nullcontext)
         except Exception:
             trace = None
         if trace is not None:
@@ -284,12 +282,12 @@ def _one_step(
 def _know_what_exists(recorder: Recorder, step: Step, optimizer: torch.optim.Optimizer | None) -> None:
     for name, p in step.model.named_parameters():
         if not torch.nn.parameter.is_lazy(p):
-            recorder.know(p, Category.PARAMETER, name)
+            recorder.live.know(p, Category.PARAMETER, name)
     for name, b in step.model.named_buffers():
         if not torch.nn.parameter.is_lazy(b):
-            recorder.know(b, Category.BUFFER, name)
+            recorder.live.know(b, Category.BUFFER, name)
     for i, t in enumerate(tensors_in((step.args, step.kwargs))):
-        recorder.know(t, Category.INPUT, f"input {i}")
+        recorder.live.know(t, Category.INPUT, f"input {i}")
     if optimizer is not None:
         _know_optimizer(recorder, optimizer)
     replace_tensors(step, lambda t: _know_other(recorder, t))
@@ -299,15 +297,15 @@ def _know_what_exists(recorder: Recorder, step: Step, optimizer: torch.optim.Opt
 def _know_other(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
     """Tensors that a module or a loss holds without registering them exist as well."""
     if not torch.nn.parameter.is_lazy(tensor):
-        recorder.know(tensor, Category.BUFFER, "attribute")
+        recorder.live.know(tensor, Category.BUFFER, "attribute")
     return tensor
 
 
 def _know_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         for t in tensors_in(state):
-            recorder.know(t, Category.OPTIMIZER)
-            for live in recorder.lives(t):
+            recorder.live.know(t, Category.OPTIMIZER)
+            for live in recorder.live.inside(t):
                 storage = recorder.trace.storages[live.storage]
                 if storage.category is Category.TEMPORARY:
                     storage.category = Category.OPTIMIZER
@@ -317,7 +315,7 @@ def _name_gradients(recorder: Recorder, step: Step) -> None:
     inputs = ((f"input {i}", t) for i, t in enumerate(tensors_in((step.args, step.kwargs))))
     for name, p in (*step.model.named_parameters(), *inputs):
         if p.is_leaf and p.grad is not None:
-            for live in recorder.lives(p.grad):
+            for live in recorder.live.inside(p.grad):
                 storage = recorder.trace.storages[live.storage]
                 storage.category, storage.name = Category.GRADIENT, name
 

@@ -10,9 +10,8 @@ value that only autograd keeps (which a plan may drop) from one that the program
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +25,9 @@ from holdover.trace._torch import (
 )
 from holdover.trace.frames import call_key
 from holdover.trace.graph import (
+    EXISTING,
     OUTSIDE,
     Call,
-    Category,
     Event,
     Op,
     Phase,
@@ -37,9 +36,9 @@ from holdover.trace.graph import (
     Storage,
     TensorSpec,
     Trace,
-    Value,
 )
 from holdover.trace.known import KnownValues
+from holdover.trace.live import LiveStorages
 from holdover.trace.ops import (
     OVERWRITES,
     UNINITIALISED,
@@ -51,7 +50,8 @@ from holdover.trace.ops import (
     written_arguments,
 )
 from holdover.trace.passes import Passes
-from holdover.trace.tensors import Frame, Live, Packed, covers_storage, device_of, is_plain, plain_parts
+from holdover.trace.tensors import Frame, Packed, covers_storage, device_of, is_plain, plain_parts
+from holdover.trace.varying import why_varying
 
 WRITES_INTO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
@@ -89,14 +89,12 @@ class Recorder(TorchDispatchMode):
         real: bool,
         corrections: Callable[[Signature], list[TensorSpec | None] | None] | None = None,
         known: KnownValues | None = None,
-        fake_mode: AbstractContextManager[Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self.real, self.corrections, self.fake_mode = real, corrections, fake_mode
-        self.known = known
+        self.real, self.corrections, self.known = real, corrections, known
         self.phase, self.step = Phase.FORWARD, 0
-        self.live: dict[int, Live] = {}
+        self.live = LiveStorages(self.trace)
         self.signatures: dict[Any, int] = {}
         self.keys: dict[tuple[int, str], int] = {}
         self.paused = False
@@ -107,6 +105,15 @@ class Recorder(TorchDispatchMode):
         self.op_of_node: dict[int, int] = {}
         self.trace.calls.append(Call(0, OUTSIDE, "", "", -1))
         self.frames = [Frame(0)]
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What the recorder itself does with tensors is no part of the step."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
 
     # -- module calls ---------------------------------------------------------------------------------------------
 
@@ -130,89 +137,26 @@ class Recorder(TorchDispatchMode):
     def leave(self) -> None:
         self.frames.pop()
 
-    # -- storages and values --------------------------------------------------------------------------------------
-
-    def know(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        """Register what exists before the step: a parameter, a buffer, an input."""
-        for plain in plain_parts(tensor):
-            self.lookup(plain, category, name)
-
-    def lives(self, tensor: torch.Tensor) -> list[Live]:
-        """The records of the storages inside a tensor."""
-        return [self.lookup(plain) for plain in plain_parts(tensor)]
-
-    def is_live(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage has a record."""
-        storage = tensor.untyped_storage()
-        live = self.live.get(storage._cdata)
-        return live is not None and live.ref is not None and live.ref() is storage
-
-    def lookup(self, tensor: torch.Tensor, category: Category = Category.TEMPORARY, name: str = "") -> Live:
-        """The record of a tensor's storage; a storage never seen before is registered as having existed."""
-        storage = tensor.untyped_storage()
-        live = self.live.get(storage._cdata)
-        if live is None or live.ref is None or live.ref() is not storage:
-            live = self.allocate(storage, tensor, category, name, maker=-1)
-        return live
-
-    def allocate(
-        self, storage: torch.UntypedStorage, tensor: torch.Tensor, category: Category, name: str, maker: int
-    ) -> Live:
-        trace = self.trace
-        nbytes = storage.nbytes()
-        number = len(trace.storages)
-        trace.storages.append(Storage(number, nbytes, device_of(tensor).type, category, name))
-        live = Live(number, [self.new_value(number, 0, maker, tensor)], nbytes)
-        self.watch(storage, live)
-        return live
-
-    def new_value(self, storage: int, version: int, maker: int, tensor: torch.Tensor) -> int:
-        value = len(self.trace.values)
-        self.trace.values.append(Value(value, storage, version, maker, str(tensor.dtype).removeprefix("torch.")))
-        return value
-
-    def watch(self, storage: torch.UntypedStorage, live: Live) -> None:
-        """Let `storage`'s life be a holder of `live`'s storage."""
-        key, events = storage._cdata, self.trace.events
-
-        def dead(_: Any, key: int = key, number: int = live.storage, table: dict[int, Live] = self.live) -> None:
-            table.pop(key, None)
-            events.append((Event.DROP, number))
-
-        live.ref = weakref.ref(storage, dead)
-        self.live[key] = live
-        events.append((Event.HOLD, live.storage))
-
     # -- ops ------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused or getattr(func, "namespace", "") == "prim":
             return func(*args, **kwargs)
-        trace, frame = self.trace, self.frames[-1]
+        trace = self.trace
         number = len(trace.ops)
         in_backward = self.passes.look()
-        call, index, of = frame.call, frame.index, -1
         if in_backward:
             func = self.as_run_for_real(func, args)
-            node = current_autograd_node()
-            of = self.op_of_node.get(node._sequence_nr(), -1) if node is not None else -1
-            if of >= 0:
-                call = trace.ops[of].call
-            index = -1
+            call, index, of = self.place_in_backward()
         else:
-            index = frame.index if takes_a_place(func) else -1
-            frame.index += index >= 0
-            sequence = sequence_number()
-            for made in range(self.last_sequence, sequence):
-                self.op_of_node[made] = number
-            self.last_sequence = sequence
+            call, index, of = self.place_in_forward(func, number)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         odd = [t for t in tensors if not is_plain(t)]
         written = self.written(func, args, kwargs)
         forgotten = {id(t) for t, full in written if full}
-        read = [self.lookup(p) for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
-        inputs = tuple(dict.fromkeys(live.content[-1] for live in read))
+        read = [self.live.lookup(p) for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
+        inputs = tuple(dict.fromkeys(live.value for live in read))
         signature = self.signature(func, args, kwargs)
         op = Op(
             number, op_name(func), Phase.BACKWARD if in_backward else self.phase, self.step, call, index, signature,
@@ -225,44 +169,58 @@ class Recorder(TorchDispatchMode):
 
         if op.name.startswith("aten.unsafe_"):  # the CPU's GRU: what is written to one part, the others do not count
             self.escaped.update((live.storage, "parts with version counters of their own") for live in read)
-        if self.corrections is not None:
-            out = self.corrected(out, signature)
+        out = self.corrected(out, signature)
         outputs, writes = [], []
         for t, full in written:
-            if op.name.startswith("aten.set_.") and self.is_live(t):
+            if op.name.startswith("aten.set_.") and self.live.find(t.untyped_storage()):
                 continue  # now a view of memory that exists, whose content stays
-            live = self.lookup(t)
-            if t.untyped_storage().nbytes() != live.bytes:  # resize_ or set_: another allocation
-                self.resized(t, live)
-            before = live.content[-1]
-            version = trace.values[before].version + 1
-            live.content.append(self.new_value(live.storage, version, number, t))
-            writes.append((-1 if full else before, live.content[-1]))
+            live = self.live.lookup(t)
+            if t.untyped_storage().nbytes() != live.nbytes:  # resize_ or set_
+                live = self.live.reallocate(t, live)
+            before = live.value
+            after = self.live.rewrite(live, t, number)
+            writes.append((-1 if full else before, after))
             if full:
-                self.retarget(before, live.content[-1])
-            outputs.append(live.content[-1])
+                self.retarget(before, after)
+            outputs.append(after)
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         for t in results:
             if not is_plain(t):
                 odd.append(t)
             for plain in plain_parts(t):
-                storage = plain.untyped_storage()
-                known = self.live.get(storage._cdata)
-                if known is None or known.ref is None or known.ref() is not storage:
-                    new = self.allocate(storage, plain, Category.TEMPORARY, "", number)
-                    outputs.append(new.content[0])
+                if self.live.find(plain.untyped_storage()) is None:
+                    outputs.append(self.live.allocate(plain, maker=number).value)
         self.fresh_slots.clear()
         op.outputs, op.writes = tuple(outputs), tuple(writes)
-        op.keep = obstacle(func) or ("" if not odd else f"{type(odd[0]).__name__} that is not a plain strided tensor")
+        op.keep = obstacle(func) or why_varying(func, args, kwargs)
+        if odd and not op.keep:
+            op.keep = f"{type(odd[0]).__name__} that is not a plain strided tensor"
         return out
+
+    def place_in_forward(self, func: Any, number: int) -> tuple[int, int, int]:
+        """The call that the op belongs to and its index there; -1, as it computes no gradient."""
+        frame = self.frames[-1]
+        index = frame.index if takes_a_place(func) else -1
+        frame.index += index >= 0
+        sequence = sequence_number()
+        for made in range(self.last_sequence, sequence):
+            self.op_of_node[made] = number
+        self.last_sequence = sequence
+        return frame.call, index, -1
+
+    def place_in_backward(self) -> tuple[int, int, int]:
+        """The call whose gradient is computed, no index, and the op of forward whose gradient it is (-1: unknown)."""
+        node = current_autograd_node()
+        of = self.op_of_node.get(node._sequence_nr(), -1) if node is not None else -1
+        return self.trace.ops[of].call if of >= 0 else self.frames[-1].call, -1, of
 
     def as_run_for_real(self, func: Any, args: Any) -> Any:
         """Autograd's formulas write into fresh zeros in place, except under a dispatch mode, where they make a copy."""
         in_place = WRITES_INTO_ZEROS.get(func)
         if in_place is None or not self.trace.ops or not self.trace.ops[-1].name.startswith(ZEROS):
             return func
-        live = self.live.get(args[0].untyped_storage()._cdata)
-        return in_place if live is not None and live.content[-1] in self.trace.ops[-1].outputs else func
+        live = self.live.find(args[0].untyped_storage())
+        return in_place if live is not None and live.value in self.trace.ops[-1].outputs else func
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """Call the op; where fake tensors cannot answer, and the values are known, answer for them."""
@@ -290,22 +248,15 @@ class Recorder(TorchDispatchMode):
 
     def statistics(self, func: Any, args: Any) -> tuple[int, ...]:
         """The storages of a batch norm's running statistics."""
-        return tuple(self.lookup(t).storage for t in statistics_given(func, args) if is_plain(t))
-
-    def resized(self, tensor: torch.Tensor, live: Live) -> None:
-        """A storage that changed its size is another allocation: the old one goes, a new one comes."""
-        storage = tensor.untyped_storage()
-        self.trace.events.append((Event.DROP, live.storage))
-        old = self.trace.storages[live.storage]
-        live.storage, live.bytes = len(self.trace.storages), storage.nbytes()
-        self.trace.storages.append(Storage(live.storage, live.bytes, old.device, old.category, old.name))
-        live.content.append(self.new_value(live.storage, 0, -1, tensor))
-        self.watch(storage, live)
+        return tuple(self.live.lookup(t).storage for t in statistics_given(func, args) if is_plain(t))
 
     def corrected(self, out: Any, signature: int) -> Any:
         """The outputs as the real kernel makes them, where that is known to differ from what the fake one says."""
-        truth = self.corrections(self.trace.signatures[signature]) if self.corrections is not None else None
-        if truth is None or self.real:
+        if self.corrections is None or self.real:
+            return out
+        with self.unwatched():  # the kernel may have to be run for this
+            truth = self.corrections(self.trace.signatures[signature])
+        if truth is None:
             return out
         several = isinstance(out, (tuple, list))
         fixed = [
@@ -318,12 +269,9 @@ class Recorder(TorchDispatchMode):
         dtype = getattr(torch, spec.dtype)
         if tensor.untyped_storage().nbytes() == spec.storage_bytes and tensor.dtype == dtype:
             return tensor
-        self.paused = True
-        try:
+        with self.unwatched():
             base = torch.empty(spec.storage_bytes // dtype.itemsize, dtype=dtype, device=tensor.device)
             return base.as_strided(spec.shape, spec.stride)
-        finally:
-            self.paused = False
 
     def signature(self, func: Any, args: Any, kwargs: Any) -> int:
         runnable = True
@@ -357,13 +305,13 @@ class Recorder(TorchDispatchMode):
     def pack(self, tensor: torch.Tensor) -> Any:
         if not is_plain(tensor):
             return tensor
-        live = self.lookup(tensor)
+        live = self.live.lookup(tensor)
         trace = self.trace
         slot = len(trace.slots)
-        trace.slots.append(Slot(slot, live.content[-1], len(trace.ops) - 1, self.frames[-1].call))
+        trace.slots.append(Slot(slot, live.value, len(trace.ops) - 1, self.frames[-1].call))
         trace.events.append((Event.PACK, slot))
         self.fresh_slots.append(slot)
-        if trace.storages[live.storage].category in EXTERNAL and trace.values[live.content[-1]].maker < 0:
+        if trace.storages[live.storage].category in EXISTING and trace.values[live.value].maker < 0:
             return Packed(self, slot, tensor, tensor)
         return Packed(self, slot, tensor, self.copy_of(tensor) if self.real else None)
 
@@ -376,12 +324,9 @@ class Recorder(TorchDispatchMode):
                 self.trace.events.append((Event.PACK, slot))
 
     def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        self.paused = True
-        try:
+        with self.unwatched():
             copy: torch.UntypedStorage = tensor.untyped_storage().clone()
             return copy
-        finally:
-            self.paused = False
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, Packed):
@@ -392,15 +337,11 @@ class Recorder(TorchDispatchMode):
             return packed.backup
         value = self.trace.values[self.trace.slots[packed.slot].value]
         storage = self.trace.storages[value.storage]
-        self.paused = True
-        try:
-            with torch.no_grad():
-                tensor = self.made_again(packed, storage)
-        finally:
-            self.paused = False
+        with self.unwatched(), torch.no_grad():
+            tensor = self.made_again(packed, storage)
         if packed.known is not None and self.known is not None:
             self.known.learn(tensor, packed.known)
-        self.watch(tensor.untyped_storage(), Live(value.storage, [value.id], storage.nbytes))
+        self.live.watch(tensor.untyped_storage(), value.storage, value.id, storage.nbytes)
         return tensor
 
     def made_again(self, packed: Packed, storage: Storage) -> torch.Tensor:
@@ -416,9 +357,6 @@ class Recorder(TorchDispatchMode):
         if packed.conj:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if packed.neg else tensor
-
-
-EXTERNAL = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 
 
 def forgets(func: Any, argument: str) -> bool:

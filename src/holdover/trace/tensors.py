@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,16 +13,6 @@ if TYPE_CHECKING:
     from holdover.trace.recorder import Recorder
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-class Live:
-    """What the recorder knows of a storage object while it lives: which storage of the trace, with what content."""
-
-    __slots__ = ("bytes", "content", "ref", "storage")
-
-    def __init__(self, storage: int, content: list[int], nbytes: int) -> None:
-        self.storage, self.content, self.bytes = storage, content, nbytes
-        self.ref: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class Frame:
