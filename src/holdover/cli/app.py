@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -48,7 +49,7 @@ def _main(
     pass
 
 
-EXAMPLES = {
+EXAMPLES: dict[Callable[..., None], str] = {
     estimate: "estimate train.py:make --device rtx4090-24gb --precision bf16-mixed",
     plan: "plan train.py:make --budget 70% -o plan.json",
     frontier: "frontier train.py:make --png frontier.svg",
