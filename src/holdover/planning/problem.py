@@ -184,7 +184,7 @@ def _walk(
     for first in trace.values:
         if first.version == 0 and first.maker < 0:
             content[first.storage] = first.id
-    borrowed: set[int] = set()  # storages whose holders are backward's
+    borrowed: dict[int, int] = {}  # storages whose holders are backward's -> the value that these were given
     now, at, current = 0, -1, -1
 
     def note(extra: int = 0) -> None:
@@ -213,21 +213,19 @@ def _walk(
             held[number] += 1
             value = content[number]
             if value in maker and needs[value].asks and held[number] == 1:
-                borrowed.add(number)
+                borrowed[number] = value
             if held[number] == 1 and number not in borrowed:
                 now += trace.storages[number].nbytes
                 note()
         elif kind is Event.DROP:
             held[number] -= 1
             if held[number] == 0:
-                value = content[number]
                 if number in borrowed:
-                    borrowed.discard(number)
-                    ask = next(reversed(needs[value].asks.values()))
+                    ask = next(reversed(needs[borrowed.pop(number)].asks.values()))
                     ask.loan_end = max(ask.loan_end, at)
                 else:
                     now -= trace.storages[number].nbytes
-                    if value >= 0:
+                    if (value := content[number]) >= 0:
                         needs[value].program_end = min(needs[value].program_end, at)
         elif kind is Event.PASS:
             current = number

@@ -241,7 +241,7 @@ class Search:
             feasible = chain.feasible()
             if feasible is None:
                 break
-            steps = range(feasible, chain.slots, max(chain.slots // 40, 1))
+            steps = range(feasible, chain.slots + 1, max(chain.slots // 40, 1))
             found = min((self.judge(*chain.plan(m)) for m in steps), key=lambda c: c.peak_bytes)
             best = min(best, found, key=lambda c: (c.peak_bytes, c.seconds))
             lower = chain.least + feasible * chain.slot
