@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.recompute.helpers import default_loss, results, same, script
+from tests.several import on_two_ranks
 from torch import nn
 
 from holdover.recompute.apply import install
@@ -97,22 +97,9 @@ def outcomes(exchange: Any, rank: int) -> list[Any]:
     return found
 
 
-def rank_of_two(rank: int, store: str, answers: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    wrong = [e.__name__ for e in EXCHANGES if not same(*outcomes(e, rank))]
-    if rank == 0:
-        answers.put(wrong)
-    dist.destroy_process_group()
+def differing(rank: int) -> list[str]:
+    return [e.__name__ for e in EXCHANGES if not same(*outcomes(e, rank))]
 
 
 def test_what_a_collective_writes_to_is_not_replayed_from_what_made_it(tmp_path: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.SimpleQueue()
-    ranks = [fork.Process(target=rank_of_two, args=(r, str(tmp_path / "store"), answers)) for r in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-    assert answers.get() == []
+    assert on_two_ranks(differing, tmp_path) == []

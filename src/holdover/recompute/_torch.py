@@ -46,6 +46,7 @@ __all__ = [
     "dispatch_mode_at",
     "dispatch_modes",
     "foreign_modes",
+    "freed_between",
     "functorch_transform",
     "in_modes",
     "is_non_overlapping_and_dense",
@@ -134,6 +135,18 @@ def in_modes(modes: list[TorchDispatchMode]) -> Iterator[None]:
     finally:
         for _ in missing:
             pop_dispatch_mode(None)
+
+
+def freed_between(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What this module, which torch.distributed shards, frees after forward and gathers again in backward."""
+    state: Any = module
+    if hasattr(module, "_get_fsdp_state"):
+        groups = [g for g in state._get_fsdp_state()._fsdp_param_groups if g._reshard_after_forward]
+        gathered = [getattr(p, "_unsharded_param", None) for g in groups for p in g.fsdp_params]
+        return [t for t in gathered if type(t) is torch.nn.Parameter]
+    flat = state._handle.flat_param if state._handle is not None else None
+    names = ("_full_param_padded", "_full_prec_full_param_padded")
+    return [t for n in names if isinstance(t := getattr(flat, n, None), torch.Tensor)]
 
 
 Setting = tuple[Callable[[], Any], Callable[[Any], Any]]

@@ -15,6 +15,7 @@ from holdover.recompute.mutation import written
 from holdover.recompute.recipe import Pins, Recipe, Ref, Source, Twin, Value, Write, flat
 from holdover.recompute.rules import Op
 from holdover.recompute.script import Entry
+from holdover.recompute.sharded import FREED, is_freed
 from holdover.trace.ops import statistics_given
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ class Draft:
             storage._holdover = note
         source = note.find(version, ledger)
         if source is None:
+            if is_freed(storage, self.session.modules):
+                raise Unsafe(FREED)
             source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger)
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()

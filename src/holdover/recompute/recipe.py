@@ -97,6 +97,18 @@ class Source:
         """Let go of the storage, which is about to be written to, for that of an equal tensor."""
         self.tensor, self.version, self.storage = clone, clone._version, clone.untyped_storage()
 
+    def way_out(self) -> str:
+        """What to do about a content that changed."""
+        if self.tensor.untyped_storage().nbytes() < self.nbytes:
+            return (
+                "Keep it until backward has run. Of parameters that FullyShardedDataParallel frees: shard with "
+                "fully_shard, or with ShardingStrategy.SHARD_GRAD_OP."
+            )
+        return (
+            "Write to it after backward; or make a new tensor in place of writing (self.x = self.x * 2 for "
+            "self.x.mul_(2)); or write in the model's forward with gradients on, where it is seen and copied before."
+        )
+
     def changed(self) -> str:
         """What happened to the content since it was pinned; "" if nothing did."""
         if self.version is not None and self.tensor._version != self.version:
@@ -278,7 +290,8 @@ class Recipe:
         if trouble := source.changed():
             raise ReplayError(
                 f"backward has to run {self.name} again, but a tensor that it read in forward {trouble} since: "
-                f"{self.ledger.describe(source.tensor)}. Change it after backward, or keep {self.name}'s output."
+                f"{self.ledger.describe(source.tensor)}. {source.way_out()} "
+                "Or take the plan off: holdover.remove_(model)."
             )
         return source.tensor
 

@@ -35,6 +35,7 @@ from holdover.trace.target.emulate import card_faker, emulated
 from holdover.trace.target.pretend import OnCard
 from holdover.trace.target.unknowns import unknowns
 from holdover.trace.transforms import yielding_to_transforms
+from holdover.trace.wrapped import refuse_wrapped
 
 Loss = Callable[[Any], torch.Tensor]
 Corrections = Callable[[Signature], "list[TensorSpec | None] | None"]
@@ -95,6 +96,7 @@ def record(
         raise TraceError(f"args must be a tuple of the model's arguments, not {type(args).__name__}: write args=(x,).")
     if not isinstance(model, torch.nn.Module):
         raise TraceError(f"A torch.nn.Module is needed, not {type(model).__name__}.")
+    refuse_wrapped(model)
     step = Step(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision)
     has_data = not any(t.device.type == "meta" or type(t).__name__ == "FakeTensor" for t in _tensors(step))
 

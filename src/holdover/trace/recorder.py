@@ -52,6 +52,7 @@ from holdover.trace.ops import (
 from holdover.trace.passes import Passes
 from holdover.trace.tensors import Frame, Packed, covers_storage, device_of, is_plain, plain_parts
 from holdover.trace.varying import why_varying
+from holdover.trace.wrapped import refuse_collective
 
 WRITES_INTO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
@@ -143,6 +144,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused or getattr(func, "namespace", "") == "prim":
             return func(*args, **kwargs)
+        if self.real:
+            refuse_collective(func)
         trace = self.trace
         number = len(trace.ops)
         in_backward = self.passes.look()
