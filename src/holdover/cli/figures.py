@@ -98,6 +98,6 @@ def draw_recorded(out: Path, shape: Shape, batches: tuple[int, ...], time_limit:
 
 def _dropped_gelu(trace: Trace, choices: Choices) -> int:
     """The GELU in the middle of those that a plan drops in the last step."""
-    last = max(op.step for op in trace.ops)
+    last = trace.last_step
     dropped = [o for o in sorted(choices.recompute) if trace.ops[o].step == last and "gelu" in trace.ops[o].name]
     return dropped[len(dropped) // 2]

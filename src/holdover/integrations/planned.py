@@ -119,7 +119,7 @@ def _priced(recording: Recording, workspace: Mapping[int, int]) -> tuple[Problem
     """The problem with each op's cost on this machine; what is computed inside another op's kernel is free."""
     trace = recording.trace
     replayed = {op.signature for op in trace.ops if op.phase is Phase.FORWARD and not op.keep}
-    device = trace.storages[0].device if trace.storages else "cpu"
+    device = trace.device
     costs = price(trace.signatures, device=device, replayed=replayed)
     problem = build(trace, {i: c.seconds for i, c in enumerate(costs)}, workspace)
     free = sum(costs[trace.ops[o].signature].seconds for o in recording.fused if o in problem.positions)

@@ -133,7 +133,7 @@ class Estimate:
     def by_op(self) -> list[OpRow]:
         """A row per op whose results are saved, largest first; the rows add up to `activations_bytes`."""
         counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        last = max((op.step for op in self.trace.ops), default=0)
+        last = self.trace.last_step
         for storage, maker in _saved_storages(self.trace):
             if self.trace.ops[maker].step != last:
                 continue
@@ -244,7 +244,7 @@ def estimate(
 
 def workspaces(trace: Trace) -> tuple[dict[int, int], list[str]]:
     """Bytes that kernels allocate inside, by signature, and what is not known about them."""
-    device = trace.storages[0].device if trace.storages else "cpu"
+    device = trace.device
     known: dict[int, int] = card_workspace_bytes(trace.signatures) if device.startswith("cuda") else {}
     unknown: dict[str, int] = defaultdict(int)
     for number, nbytes in workspace_bytes(trace.signatures, device).items():
@@ -262,7 +262,7 @@ def estimate_of(trace: Trace, *, precision: str | None = None, card: Card | None
     by_category: dict[Category, int] = defaultdict(int)
     for s in trace.storages:
         by_category[s.category] += s.nbytes
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     peaks = phase_peaks(trace, timeline)
     by_step = {n: max(v for (step, _), v in peaks.items() if step == n) for n in range(last + 1)}
     loss_storages = logits_and_loss(trace, last)
@@ -274,7 +274,7 @@ def estimate_of(trace: Trace, *, precision: str | None = None, card: Card | None
     remarks = [] if on_card is None else on_card.remarks()
     return Estimate(
         model=trace.model, inputs=trace.inputs, optimizer=trace.optimizer, precision=precision or "as given",
-        device=card.name if card is not None else trace.storages[0].device if trace.storages else "cpu",
+        device=card.name if card is not None else trace.device,
         recorded_on=trace.recorded_on, peak=peak,
         weights_bytes=sum(s.nbytes for s in existing),
         gradients_bytes=sum(nbytes for _, nbytes in gradients),
@@ -307,7 +307,7 @@ def _saved_storages(trace: Trace) -> list[tuple[int, int]]:
 
 
 def _by_module(trace: Trace, timeline: Timeline) -> list[ModuleRow]:
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     kinds = {c.path: c.kind for c in trace.calls}
     weights: dict[str, int] = defaultdict(int)
     saved: dict[str, int] = defaultdict(int)

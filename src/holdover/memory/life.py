@@ -141,7 +141,7 @@ def life_of(trace: Trace, value: int, choices: Choices = NOTHING) -> Life:
 def lives_of(trace: Trace, values: Iterable[int], choices: Choices = NOTHING) -> dict[int, Life]:
     """The lives of several values, by number, from one walk over the step."""
     wanted = list(dict.fromkeys(values))
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     numbers = [op.id for op in trace.ops if op.step == last]
     first = numbers[0] if numbers else 0
     walk = _Watch(trace, choices, wanted, first)
@@ -169,7 +169,7 @@ def lives_of(trace: Trace, values: Iterable[int], choices: Choices = NOTHING) ->
 
 def saved_values(trace: Trace) -> list[int]:
     """The activations that autograd saves in the last step, in order of making."""
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     found = {slot.value for slot in trace.slots}
     return sorted(
         (

@@ -50,7 +50,7 @@ def find(trace: Trace, text: str) -> list[int]:
 
 
 def _made(trace: Trace) -> dict[str, int]:
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     return {
         name_of(trace, v): v
         for op in trace.ops
@@ -61,7 +61,7 @@ def _made(trace: Trace) -> dict[str, int]:
 
 def _at_start(trace: Trace, storage: int) -> int:
     """What a storage holds when the last step begins."""
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     before = [v for v in trace.values if v.storage == storage and (v.maker < 0 or trace.ops[v.maker].step < last)]
     return max(before, key=lambda v: v.version).id
 

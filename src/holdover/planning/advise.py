@@ -96,11 +96,11 @@ class _Adviser:
         trace = step.trace
         workspace, _ = workspaces(trace)
         problem, priced = priced_problem(trace, workspace, with_loss=False, card=step.card)
-        device = trace.storages[0].device if trace.storages else "cpu"
+        device = trace.device
         costs = (
             modelled(trace.signatures, step.card) if step.card is not None else price(trace.signatures, device=device)
         )
-        last = max((op.step for op in trace.ops), default=0)
+        last = trace.last_step
         each = [(op.phase, costs[op.signature].seconds) for op in trace.ops if op.step == last]
         total = sum(s for _, s in each) or 1e-12
         share = sum(s for phase, s in each if phase is Phase.OPTIMIZER) / total
@@ -146,7 +146,7 @@ class _Adviser:
         trace = self.need.step.trace
         return Advice(
             model=trace.model, inputs=trace.inputs, optimizer=trace.optimizer, precision=self.need.step.precision,
-            device=self.need.step.card.name if self.need.step.card else trace.storages[0].device,
+            device=self.need.step.card.name if self.need.step.card else trace.device,
             memory_bytes=self.memory, batch=self.scale.batch, unplanned_peak_bytes=self.need.peak_bytes,
             step_seconds=sum(self.times(self.scale.batch)), priced=self.priced,
             constraint="time" if fits else "memory", verdict=self.verdict(fits, growth, options, floor),

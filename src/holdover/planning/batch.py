@@ -208,7 +208,7 @@ def accumulating_peak(step: Recorded, timeline: Timeline) -> int:
     Each new gradient exists beside the old one until it is added; the largest is taken for every moment.
     """
     trace = step.trace
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     gradients = {s.name: s.nbytes for s in trace.storages if s.category is Category.GRADIENT}
     place = CATEGORIES.index(Category.GRADIENT)
     total, largest = sum(gradients.values()), max(gradients.values(), default=0)

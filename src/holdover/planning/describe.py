@@ -45,7 +45,7 @@ def described(
         notes.append("The step fits the budget as it is: nothing is recomputed.")
     return Plan(
         model=trace.model, fingerprint=trace.fingerprint, inputs=trace.inputs,
-        device=trace.storages[0].device if trace.storages else "cpu", precision=precision,
+        device=trace.device, precision=precision,
         optimizer=trace.optimizer, torch_version=torch.__version__,
         budget_bytes=limit, predicted_peak_bytes=peak.nbytes, unplanned_peak_bytes=plain.peak_bytes,
         floor_bytes=floor.peak_bytes, extra_time=best.seconds / step, bound_extra_time=bound / step,

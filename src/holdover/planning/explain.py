@@ -180,7 +180,7 @@ class _Explainer:
         largest = self.largest(lives.values())
         explanations = tuple(self.explain(life, planned.get(v)) for v, life in lives.items() if life.op in largest)
         droppable = {o for life in lives.values() if life.op in self.eligible for o in self.chain(life.op)}
-        last = max(op.step for op in trace.ops)
+        last = trace.last_step
         ops = [op for op in trace.ops if op.step == last]
         phases = {op.phase.value: op.id - ops[0].id for op in reversed(ops)}
         return Account(

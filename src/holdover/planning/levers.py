@@ -87,7 +87,7 @@ def with_sizes(trace: Trace, sizes: Mapping[int, int]) -> Trace:
 
 def loss_storages(trace: Trace) -> set[int]:
     """Logits, what the loss makes of them, and their gradients: what a loss in chunks holds one chunk of."""
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     found = {s for step in range(last + 1) for s in logits_and_loss(trace, step)}
     sizes = {trace.storages[s].nbytes for s in found if trace.storages[s].nbytes > SMALL_BYTES}
     makers = {trace.values[v].maker for v in range(len(trace.values)) if trace.values[v].storage in found}

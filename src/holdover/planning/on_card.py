@@ -96,7 +96,7 @@ class CardBudget:
         The workspaces of cuBLAS that the steps before the one planned for have asked for are there all the time. What
         lies in the host's memory counts as tensors, but not on the card.
         """
-        step = max((op.step for op in trace.ops), default=0)
+        step = trace.last_step
         before = (op for op in trace.ops if op.step < step and op.name.split(".")[1] in BLAS_OPS)
         handles = {op.phase is Phase.BACKWARD for op in before}
         host = sum(s.nbytes for s in trace.storages if s.device == "cpu")

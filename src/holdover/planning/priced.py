@@ -21,7 +21,7 @@ def priced_here(trace: Trace, workspace: Mapping[int, int], *, with_loss: bool) 
     A replay costs its kernel with cold caches, and the Python that records it in forward and runs it in backward. The
     step's own time is that of its kernels and of the Python and autograd around them.
     """
-    device = trace.storages[0].device if trace.storages else "cpu"
+    device = trace.device
     replayed = {op.signature for op in trace.ops if op.phase in (Phase.FORWARD, Phase.LOSS) and not op.keep}
     costs = price(trace.signatures, device=device, replayed=replayed)
     around = overheads(traffic_bytes(trace))

@@ -74,7 +74,7 @@ def _card_table(on_card: CardMemory) -> Table:
 
 def _over_time(estimate: Estimate) -> Group:
     """Bytes live over the last step as a strip of bars, its phases written below."""
-    last = max((op.step for op in estimate.trace.ops), default=0)
+    last = estimate.trace.last_step
     points = [
         (op.phase.value, nbytes)
         for op, nbytes in zip(estimate.trace.ops, estimate.timeline.live_bytes, strict=True)

@@ -28,7 +28,7 @@ def stack_of(trace: Trace) -> dict[str, Layer]:
     >>> stack_of(record(blocks, (torch.ones(2, 4),)))
     {'0': Layer(weights_bytes=80, saved_bytes=0), '1': Layer(weights_bytes=0, saved_bytes=32)}
     """
-    last = max((op.step for op in trace.ops), default=0)
+    last = trace.last_step
     layers: dict[str, Layer] = {}
     for call in trace.calls:
         if call.path:

@@ -164,3 +164,13 @@ class Trace:
     optimizer: str = ""
     notes: list[str] = field(default_factory=list)
     uncertainties: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """The step that plans are made for: it has all that the ones before left behind."""
+        return max((op.step for op in self.ops), default=0)
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the step ran on."""
+        return self.storages[0].device if self.storages else "cpu"

@@ -139,7 +139,7 @@ def _priced(
     if card is not None:
         prices = modelled(trace.signatures, card)
     else:
-        device = trace.storages[0].device if trace.storages else "cpu"
+        device = trace.device
         prices = price(trace.signatures, device=device, replayed=())
     return problem, [prices[trace.ops[n].signature].seconds for n in shown.ops]
 

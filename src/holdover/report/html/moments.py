@@ -58,7 +58,7 @@ class Run:
 
 def shown_step(trace: Trace) -> Shown:
     """The last recorded step: with an optimizer, the one that every later step is like."""
-    step = max((op.step for op in trace.ops), default=0)
+    step = trace.last_step
     ops = tuple(op.id for op in trace.ops if op.step == step)
     start = next((i for i, n in enumerate(ops) if trace.ops[n].phase is Phase.OPTIMIZER), len(ops))
     return Shown(trace, step, ops, start)
