@@ -15,6 +15,7 @@ from torch import nn
 
 import holdover
 from holdover.cli.gpt import GPT, Shape, batches
+from holdover.memory.on_card import place_of
 from holdover.report.scaling import Subject, base_sizes, fit, scaling_of, value
 from holdover.report.stack import stack_of
 
@@ -71,6 +72,16 @@ def test_no_length_is_offered_beyond_the_table_of_positions(made: Made) -> None:
 def study(model: nn.Module, args: tuple[Any, ...], loss: Any = None) -> dict[str, Any] | None:
     trace = holdover.estimate(model, args, loss=loss).trace
     return scaling_of(Subject(model, args, {}, loss), trace)
+
+
+def test_sizes_of_a_step_on_a_card_are_recorded_for_that_card() -> None:
+    place, model = place_of("h100-80gb"), GPT(SHAPE)
+    args = next(batches(SHAPE, 1, 0))
+    scaling = scaling_of(Subject(model, args, {}, None, place=place), place.record(model, args))
+    assert scaling is not None
+    shape = Shape(layers=SHAPE.layers, width=SHAPE.width, heads=SHAPE.heads, context=20, batch=5)
+    recorded = stack_of(place.record(GPT(shape), next(batches(shape, 1, 0))))
+    assert at(scaling, list(recorded), 5, 20) == {name: layer.saved_bytes for name, layer in recorded.items()}
 
 
 def test_targets_in_the_losss_closure_grow_with_the_batch() -> None:

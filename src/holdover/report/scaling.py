@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -38,7 +38,7 @@ class Subject:
     kwargs: dict[str, Any]
     loss: Loss | None
     precision: str | None = None
-    device: torch.device | None = None
+    place: Place = field(default_factory=Place)
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,7 @@ def _record_at(subject: Subject, study: _Study, sizes: Sizes) -> dict[str, Layer
         return (batch, *rest)
 
     args, kwargs, loss = with_shapes((subject.args, subject.kwargs, subject.loss), subject.model, shape_of)
-    place = Place(subject.device)
-    return stack_of(place.record(subject.model, args, kwargs, loss=loss, precision=subject.precision))
+    return stack_of(subject.place.record(subject.model, args, kwargs, loss=loss, precision=subject.precision))
 
 
 # -- polynomials ------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def page_for(
     scaling = None
     if request.sizes:
         with stage("recording it at other sizes"):
-            subject = Subject(model, tuple(args), dict(kwargs), loss, request.precision, place.device)
+            subject = Subject(model, tuple(args), dict(kwargs), loss, request.precision, place)
             scaling = scaling_of(subject, trace)
     with stage("drawing"):
         return page_data(trace, frontier.plans, estimate=estimate, chosen=chosen, scaling=scaling, card=place.card)
