@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.memory.programs import ROWS, WIDTH, Program, programs, script
 from torch import nn
 
+import holdover
 from holdover.memory.estimate import workspaces
 from holdover.memory.measure import measure_peak
 from holdover.memory.simulate import simulate
@@ -206,3 +207,39 @@ def test_two_contents_of_one_storage_are_there_at_once() -> None:
     planned = simulated(trace, Choices(frozenset(eligible)))
     install(model, script(trace, eligible))
     assert measured(model, x) - planned.peak_bytes == pytest.approx(0, abs=TOLERANCE)
+
+
+class Halved(torch.autograd.Function):
+    """A tanh in place that tells autograd so: marking it dirty counts one write more than its ops did."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(0.5).tanh_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return gradient * (1 - y * y) * 0.5
+
+
+def test_what_a_custom_function_marks_dirty_is_kept_and_said_to_be() -> None:
+    class Dirty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Halved.apply(x * self.scale).sin().exp()
+
+    model, x = Dirty(), torch.rand(ROWS, WIDTH)
+    trace = record(model, (x,), corrections=true_outputs)
+    (tanh,) = [op for op in trace.ops if op.name == "aten.tanh_.default"]
+    assert "mark_dirty" in tanh.keep
+    plan = holdover.plan(model, (x,), budget="min", time_limit=2)
+    assert not any(choice.op == "aten.tanh_.default" for choice in plan.choices)
+    holdover.apply_(model, plan)
+    assert measured(model, x) - plan.predicted_peak_bytes <= TOLERANCE
+    assert inspect(model).kept == ()

@@ -20,6 +20,17 @@ class LiveStorage:
     storage: int
     value: int
     nbytes: int
+    version: int  # of the tensor, when the value was made
+    slack: int = 0  # an op in place counts one more only after it has been seen
+
+    def unseen(self, tensor: torch.Tensor) -> bool:
+        """Whether something has counted a write to the tensor since, though no op did."""
+        return version_of(tensor) - self.version not in (0, self.slack)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was written to in place."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class LiveStorages:
@@ -54,7 +65,7 @@ class LiveStorages:
         storage = tensor.untyped_storage()
         number, nbytes = len(self.trace.storages), storage.nbytes()
         self.trace.storages.append(Storage(number, nbytes, device_of(tensor).type, category, name))
-        return self.watch(storage, number, self._new_value(number, 0, maker, tensor), nbytes)
+        return self.watch(storage, number, self._new_value(number, 0, maker, tensor), nbytes, version_of(tensor))
 
     def reallocate(self, tensor: torch.Tensor, live: LiveStorage) -> LiveStorage:
         """A storage that changed its size is another allocation: the old one goes, a new one comes."""
@@ -63,7 +74,7 @@ class LiveStorages:
         storage = tensor.untyped_storage()
         number, nbytes = len(self.trace.storages), storage.nbytes()
         self.trace.storages.append(Storage(number, nbytes, old.device, old.category, old.name))
-        made = self.watch(storage, number, self._new_value(number, 0, -1, tensor), nbytes)
+        made = self.watch(storage, number, self._new_value(number, 0, -1, tensor), nbytes, version_of(tensor))
         live.ref = made.ref  # the one before would tell of the old one's end a second time
         return made
 
@@ -71,9 +82,10 @@ class LiveStorages:
         """Op `maker` writes in place: the number of the new value."""
         version = self.trace.values[live.value].version + 1
         live.value = self._new_value(live.storage, version, maker, tensor)
+        live.version, live.slack = version_of(tensor), 1
         return live.value
 
-    def watch(self, storage: torch.UntypedStorage, number: int, value: int, nbytes: int) -> LiveStorage:
+    def watch(self, storage: torch.UntypedStorage, number: int, value: int, nbytes: int, version: int) -> LiveStorage:
         """Let the life of `storage` be a holder of the trace's storage `number`."""
         key, events, found = storage._cdata, self.trace.events, self._found
 
@@ -81,7 +93,7 @@ class LiveStorages:
             found.pop(key, None)
             events.append((Event.DROP, number))
 
-        live = found[key] = LiveStorage(weakref.ref(storage, dead), number, value, nbytes)
+        live = found[key] = LiveStorage(weakref.ref(storage, dead), number, value, nbytes, version)
         events.append((Event.HOLD, number))
         return live
 

@@ -38,7 +38,7 @@ from holdover.trace.graph import (
     Trace,
 )
 from holdover.trace.known import KnownValues
-from holdover.trace.live import LiveStorages
+from holdover.trace.live import LiveStorages, version_of
 from holdover.trace.ops import (
     OVERWRITES,
     UNINITIALISED,
@@ -53,6 +53,8 @@ from holdover.trace.passes import Passes
 from holdover.trace.tensors import Frame, Packed, covers_storage, device_of, is_plain, plain_parts
 from holdover.trace.varying import why_varying
 from holdover.trace.wrapped import refuse_collective
+
+UNSEEN = "written to since by something that is no op, as a custom function's mark_dirty says"
 
 WRITES_INTO_ZEROS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
@@ -158,7 +160,11 @@ class Recorder(TorchDispatchMode):
         odd = [t for t in tensors if not is_plain(t)]
         written = self.written(func, args, kwargs)
         forgotten = {id(t) for t, full in written if full}
-        read = [self.live.lookup(p) for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
+        parts = [p for t in tensors for p in plain_parts(t) if id(p) not in forgotten]
+        read = [self.live.lookup(p) for p in parts]
+        if index >= 0 and not in_backward:
+            for part in parts:
+                self.expect_seen(part)
         inputs = tuple(dict.fromkeys(live.value for live in read))
         signature = self.signature(func, args, kwargs)
         op = Op(
@@ -309,6 +315,7 @@ class Recorder(TorchDispatchMode):
         if not is_plain(tensor):
             return tensor
         live = self.live.lookup(tensor)
+        self.expect_seen(tensor)
         trace = self.trace
         slot = len(trace.slots)
         trace.slots.append(Slot(slot, live.value, len(trace.ops) - 1, self.frames[-1].call))
@@ -317,6 +324,13 @@ class Recorder(TorchDispatchMode):
         if trace.storages[live.storage].category in EXISTING and trace.values[live.value].maker < 0:
             return Packed(self, slot, tensor, tensor)
         return Packed(self, slot, tensor, self.copy_of(tensor) if self.real else None)
+
+    def expect_seen(self, tensor: torch.Tensor) -> None:
+        """What was written to by no op (a custom function that marks it dirty says so) is not what its op made."""
+        live = self.live.lookup(tensor)
+        maker = self.trace.values[live.value].maker
+        if maker >= 0 and live.unseen(tensor):
+            self.trace.ops[maker].keep = self.trace.ops[maker].keep or UNSEEN
 
     def retarget(self, before: int, after: int) -> None:
         """What this op's own autograd saved of a tensor that the op then filled is the new content (RReLU's noise)."""
@@ -344,7 +358,7 @@ class Recorder(TorchDispatchMode):
             tensor = self.made_again(packed, storage)
         if packed.known is not None and self.known is not None:
             self.known.learn(tensor, packed.known)
-        self.live.watch(tensor.untyped_storage(), value.storage, value.id, storage.nbytes)
+        self.live.watch(tensor.untyped_storage(), value.storage, value.id, storage.nbytes, version_of(tensor))
         return tensor
 
     def made_again(self, packed: Packed, storage: Storage) -> torch.Tensor:
