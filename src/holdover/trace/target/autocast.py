@@ -6,10 +6,11 @@ The C++ wrappers are there in every build, but ask the tensor itself whether it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from holdover.trace._torch import AUTOCAST_CUDA, excluding
 from holdover.trace.target import rules
@@ -28,8 +29,8 @@ class Autocast:
         """One kernel per op in the lists, by the op's name."""
         table: dict[str, Kernel] = {}
         for names, wrap in (
-            (rules.LOWER_PRECISION, self.lower_precision), (rules.FLOAT32, self.float32),
-            (rules.FLOAT32_BY_DTYPE, self.float32_by_dtype), (rules.PROMOTE, self.promote),
+            (rules.LOWER_PRECISION, partial(self.casting, lower)), (rules.PROMOTE, partial(self.casting, widest)),
+            (rules.FLOAT32, partial(self.casting, float32)), (rules.FLOAT32_BY_DTYPE, self.float32_by_dtype),
             (rules.FLOAT32_BY_OTHER_OVERLOAD, self.float32_by_other_overload), (rules.REFUSED, self.refuse),
         ):  # fmt: skip
             for name in names:
@@ -44,7 +45,7 @@ class Autocast:
         if not eligible(value) or value.dtype == dtype:
             return value
         cached = (
-            dtype == torch.get_autocast_dtype("cuda") and value.dtype == torch.float32 and value.requires_grad
+            dtype == lower() and value.dtype == torch.float32 and value.requires_grad
             and value.is_leaf and not value._is_view() and torch.is_autocast_cache_enabled()
         )  # fmt: skip
         if not cached:
@@ -54,25 +55,14 @@ class Autocast:
             found = self.cache[id(value)] = value, value.to(dtype)
         return found[1]
 
-    def cast_all(self, arguments: Any, dtype: torch.dtype) -> Any:
-        return tree_map(lambda value: self.cast(value, dtype), arguments)
-
-    def lower_precision(self, name: str) -> Kernel:
+    def casting(self, to: Callable[[Any], torch.dtype], name: str) -> Kernel:
+        """Floating arguments are cast to the dtype that `to` says for them."""
         op = overload(name)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with excluding(AUTOCAST_CUDA):
-                args, kwargs = self.cast_all((args, kwargs), torch.get_autocast_dtype("cuda"))
-                return op(*args, **kwargs)
-
-        return kernel
-
-    def float32(self, name: str) -> Kernel:
-        op = overload(name)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with excluding(AUTOCAST_CUDA):
-                args, kwargs = self.cast_all((args, kwargs), torch.float32)
+                dtype = to((args, kwargs))
+                args, kwargs = tree_map(lambda value: self.cast(value, dtype), (args, kwargs))
                 return op(*args, **kwargs)
 
         return kernel
@@ -103,19 +93,6 @@ class Autocast:
 
         return kernel
 
-    def promote(self, name: str) -> Kernel:
-        op = overload(name)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with excluding(AUTOCAST_CUDA):
-                found: list[torch.dtype] = []
-                tree_map(lambda value: found.append(value.dtype) if eligible(value) else None, (args, kwargs))
-                widest = torch.float32 if torch.float32 in found else torch.get_autocast_dtype("cuda")
-                args, kwargs = self.cast_all((args, kwargs), widest)
-                return op(*args, **kwargs)
-
-        return kernel
-
     def refuse(self, name: str) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(
@@ -124,6 +101,19 @@ class Autocast:
             )
 
         return kernel
+
+
+def lower(_: Any = None) -> torch.dtype:
+    """The dtype of the region."""
+    return torch.get_autocast_dtype("cuda")
+
+
+def float32(_: Any) -> torch.dtype:
+    return torch.float32
+
+
+def widest(arguments: Any) -> torch.dtype:
+    return torch.float32 if any(eligible(a) and a.dtype == torch.float32 for a in tree_leaves(arguments)) else lower()
 
 
 def eligible(value: Any) -> bool:
