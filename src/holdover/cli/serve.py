@@ -32,7 +32,7 @@ def serve(
         from holdover.server.app import make_app
         from holdover.server.jobs import Jobs, worker_command
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed here: pip install 'holdover[serve]'")
+        fail(f"{error.name} is not installed here: pip install starlette uvicorn")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -113,7 +113,7 @@ def draw(bars: Sequence[Bar], path: Path, *, card_name: str = "a100-80gb") -> No
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise HoldoverError("drawing needs matplotlib: pip install 'holdover[plots]'") from None
+        raise HoldoverError("drawing needs matplotlib: pip install matplotlib") from None
     memory = cluster_of(card(card_name)).card
     figure = Figure(figsize=(max(5.0, 1.9 * len(bars) + 1.5), 4.2), layout="constrained")
     FigureCanvasAgg(figure)

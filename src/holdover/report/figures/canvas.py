@@ -47,7 +47,7 @@ def check_drawable(path: Path) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise HoldoverError("drawing needs matplotlib: pip install 'holdover[plots]'") from None
+        raise HoldoverError("drawing needs matplotlib: pip install matplotlib") from None
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in known:
         raise HoldoverError(f"cannot draw to {path}: its ending must be one of {', '.join(sorted(known))}")
