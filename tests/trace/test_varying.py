@@ -30,7 +30,7 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]
     """Op, arguments and named arguments, by a name."""
     matrix, rows = torch.zeros(4, 8, device=device), torch.zeros(2, 8, device=device)
     index, mask = torch.tensor([1, 1], device=device), torch.zeros(4, dtype=torch.bool, device=device)
-    places, counts = torch.zeros(2, 8, dtype=torch.int64, device=device), torch.zeros(4, 8, dtype=torch.int64, device=device)
+    places, counts = (torch.zeros(n, 8, dtype=torch.int64, device=device) for n in (2, 4))
     image, kernel = torch.zeros(1, 2, 8, 8, device=device), torch.zeros(2, 2, 3, 3, device=device)
     conv: tuple[Any, ...] = (image, kernel, None, [1, 1], [0, 0], [1, 1])
     return {

@@ -31,15 +31,11 @@ WRITE_BY_INDEX = frozenset(
 WRITE_BY_INDEX_ON_CARDS = frozenset({"scatter", "scatter_", "max_unpool2d", "max_unpool3d"})
 
 MASKS = (torch.bool, torch.uint8)
-FRACTIONS = frozenset(
-    d for d in vars(torch).values() if isinstance(d, torch.dtype) and (d.is_floating_point or d.is_complex)
-)
 
 SUMS = "adds in an order that changes from run to run"
 RACES = "writes by index, where the same index twice gives a result that changes from run to run"
 PICKS = "picks a transposed convolution that may add in an order that changes from run to run"
 CHOOSES = "tells the position of any of equal elements"
-
 
 ASKED = ATOMIC_ON_CARDS | CHOICE_ON_CARDS | WRITE_BY_INDEX | WRITE_BY_INDEX_ON_CARDS | {"bincount", "convolution"}
 """The ops of whose calls `varies` has to be asked."""
