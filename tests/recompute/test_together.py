@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.recompute.helpers import assert_exact, assert_same, count, script, script_of, step
+from tests.recompute.helpers import assert_exact, assert_same, count, results, script, script_of, step
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -92,21 +92,45 @@ def test_around_the_model(wrap: Any) -> None:
     assert_same(*outcomes)
 
 
-def test_hooks_that_were_there_before_keep_what_we_keep() -> None:
-    packed: list[torch.Tensor] = []
+class Counting(nn.Module):
+    """What it gives depends on how often it ran."""
 
-    def pack(t: torch.Tensor) -> int:
-        packed.append(t)
-        return len(packed) - 1
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs, self.layer, self.norm = 0, nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return self.norm(self.layer(x).sin() * self.runs).exp()
+
+
+def test_hooks_that_were_there_before_get_all_that_they_would() -> None:
+    def coarse(f: Any, x: torch.Tensor) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()):
+            return f(x)
+
+    for wrap in (coarse, non_reentrant):
+        outcomes = []
+        for plan in (False, True):
+            torch.manual_seed(1)
+            model, x = Counting(), batch()
+            if plan:
+                install(model, script(model, (x,)))
+            wrap(model, x).square().sum().backward()
+            outcomes.append({**results(model, (x,)), "runs": model.runs})
+        assert_same(*outcomes)
+        assert [k.reason for k in inspect(model).kept] == ["inside saved-tensor hooks, as of activation checkpointing"]
+
+
+def test_in_a_block_hooks_that_were_there_before_get_all_too() -> None:
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid()), batch()
-    plain = step(copy.deepcopy(model), (x,))
-    x.grad = None
-    install(model, script(model, (x,)))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: packed[i]):
-        model(x).square().sum().backward()
-    assert_same(plain["grads"], {n: p.grad for n, p in model.named_parameters()})
-    assert any(t.shape == x.shape for t in packed)
+    choices, packed = script(model, (x,)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        model(x).square().sum()
+        plain = len(packed)
+        with session(choices, model_class="Sequential"):
+            model(x).square().sum()
+    assert len(packed) == 2 * plain
 
 
 class Transforms(nn.Module):

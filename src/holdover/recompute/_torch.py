@@ -50,6 +50,7 @@ __all__ = [
     "functorch_transform",
     "in_modes",
     "is_non_overlapping_and_dense",
+    "others_hooks",
     "plain_kernels",
     "pop_dispatch_mode",
     "pop_saved_tensors_hooks",
@@ -190,6 +191,14 @@ def _precision(backend: str, kind: str) -> Setting:
 
     read = partial(torch._C._get_fp32_precision_getter, backend, kind)
     return read, write
+
+
+def others_hooks() -> bool:
+    """Whether saved-tensor hooks are on that are not ours, nor such as only move what is saved to the CPU and back."""
+    hooks = top_saved_tensors_hooks(False)
+    if hooks is None or getattr(getattr(hooks[0], "__self__", None), "yields_to_transforms", False):
+        return False
+    return not getattr(hooks[0], "__qualname__", "").startswith("save_on_cpu.")
 
 
 def skip_in_dynamo(*functions: Callable[..., Any]) -> None:

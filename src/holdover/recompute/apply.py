@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdover.errors import ApplyError
-from holdover.recompute._torch import breaks_graphs, functorch_transform, watching_module_calls
+from holdover.recompute._torch import breaks_graphs, functorch_transform, others_hooks, watching_module_calls
 from holdover.recompute.mutation import forget_dead_pins
 from holdover.recompute.recorder import RUNNING, Session
 from holdover.recompute.script import Compiled, Script
@@ -108,6 +108,9 @@ class Framed:
             return self._forward()(*args, **kwargs)
         session = Session(compiled, ROOT, self.installation)
         adopt(session, self)
+        if others_hooks():
+            session.stand_back()
+            return self._forward()(*args, **kwargs)
         session.modules.append(self._module())  # type: ignore[arg-type]
         note_inputs(session, args, kwargs)
         try:
@@ -291,6 +294,8 @@ def session(
     if RUNNING.session is not None:
         raise ApplyError("this code runs under a plan already: leave the outer block or model first")
     running = Session(Compiled(script, quiet), OUTSIDE, guide=guide)
+    if others_hooks():
+        running.stand_back()
     framed: list[tuple[torch.nn.Module, Installation]] = []
 
     def called(module: torch.nn.Module) -> None:
