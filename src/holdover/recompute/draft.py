@@ -15,7 +15,7 @@ from holdover.recompute.mutation import written
 from holdover.recompute.recipe import Pins, Recipe, Ref, Source, Twin, Value, Write, flat
 from holdover.recompute.rules import Op
 from holdover.recompute.script import Entry
-from holdover.recompute.sharded import FREED, is_freed
+from holdover.recompute.sharded import FREED, can_gather
 from holdover.trace.ops import statistics_given
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ class Draft:
     """
 
     __slots__ = (
-        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "session", "storages", "targets",
-        "unsaid",
+        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "owned", "session", "storages",
+        "targets", "unsaid",
     )  # fmt: skip
 
     def __init__(self, session: Session, op: Op, args: Any, kwargs: Any, entry: Entry) -> None:
         self.session, self.op, self.entry = session, op, entry
         self.inputs: list[Value] = []
+        self.owned: list[Source] = []
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.targets: list[tuple[torch.Tensor, int]] = []
         self.overwritten: list[torch.Tensor] = []
@@ -128,12 +129,15 @@ class Draft:
             storage._holdover = note
         source = note.find(version, ledger)
         if source is None:
-            if is_freed(storage, self.session.modules):
+            owner = self.session.frees.find(storage)
+            if owner is not None and not can_gather(owner):
                 raise Unsafe(FREED)
-            source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger)
+            source = Source(tensor if tensor.grad_fn is None else alias(tensor), version, ledger, owner)
             if storage.nbytes() <= SMALL_PIN_BYTES and self._existed(tensor, storage):
                 source.copy_on_write()
             note.add(source)
+        if source.owner is not None:
+            self.owned.append(source)
         if id(tensor) in self.unsaid:
             source.copy_on_write()
         return source if source.tensor is tensor else Ref(source, geometry(tensor))
@@ -179,6 +183,8 @@ class Draft:
         recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
         if entry.held_from != FOREVER or entry.stage:
             recipe.stage, recipe.held_from = entry.stage, entry.held_from
+        if self.owned:
+            recipe.owned = self.owned
         return recipe
 
     def _finish_several(self, out: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import nullcontext
 
 import torch
 
-from holdover.recompute._torch import TorchDispatchMode, at_end_of_pass, current_graph_task_id, in_modes, plain_kernels
-from holdover.recompute.geometry import Geometry, rebuild
+from holdover.recompute._torch import TorchDispatchMode, at_end_of_pass, in_modes, plain_kernels
 from holdover.recompute.recipe import NO_PASS, Recipe, Value, living_values
 from holdover.recompute.settings import now, under
+from holdover.recompute.sharded import gathered
 
 
 class Replay:
@@ -160,7 +161,8 @@ class Ledger:
         held = replay.held
         replay.uses[target] = 1
         order = self._order(target, replay)
-        with plain_kernels():
+        away = [s.owner for recipe in order for s in recipe.owned if s.freed()]
+        with gathered(away) if away else nullcontext(), plain_kernels():
             if self.modes:
                 with in_modes(self.modes):
                     self._run(order, replay, task)
@@ -236,38 +238,3 @@ class Ledger:
             else:
                 order.append(recipe)
         return order
-
-
-class SavedRef:
-    """What autograd holds in place of a saved tensor whose value has a recipe."""
-
-    __slots__ = ("geometry", "satisfied_in", "value")
-
-    def __init__(self, value: Value, geometry: Geometry, storage: torch.UntypedStorage) -> None:
-        self.value, self.geometry, self.satisfied_in = value, geometry, NO_PASS
-        ledger = value.recipe.ledger
-        with ledger.lock:
-            ledger.claim(value)
-            if not value.saved:
-                value.saved = True
-                ledger.dropped_bytes += storage.nbytes()
-
-    def __del__(self) -> None:
-        ledger = self.value.recipe.ledger
-        with ledger.lock:
-            ledger.drop(self.value, self.satisfied_in)
-
-    def get(self) -> torch.Tensor:
-        """The saved tensor, made again if need be."""
-        value = self.value
-        ledger = value.recipe.ledger
-        task = current_graph_task_id()
-        with ledger.lock:
-            base = ledger.get(value, task)
-            if base is value.tensor:
-                value.handed = True
-            tensor = rebuild(base.detach() if base.requires_grad else base, self.geometry)
-            if task != NO_PASS and self.satisfied_in != task:
-                self.satisfied_in = task
-                ledger.satisfy(value, task)
-        return tensor

@@ -80,26 +80,33 @@ NO_PASS = -1
 class Source:
     """A pin: one content of a kept storage, shared by the recipes of one session that read it."""
 
-    __slots__ = ("__weakref__", "ledger", "nbytes", "origin", "storage", "tensor", "version")
+    __slots__ = ("__weakref__", "ledger", "nbytes", "origin", "owner", "storage", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int, ledger: Ledger) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, version: int, ledger: Ledger, owner: torch.nn.Module | None = None
+    ) -> None:
         self.tensor, self.origin, self.ledger = tensor, version, ledger
+        self.owner = owner  # frees the storage after forward, and can fill it again with the same content
         self.version: int | None = version  # None: the copy is ours
         self.storage: torch.UntypedStorage | None = tensor.untyped_storage()  # `.data = ` gives a tensor another
         self.nbytes = self.storage.nbytes()
 
     def copy_on_write(self) -> None:
         """Let go of the storage, which is about to be written to, for a copy of it."""
-        if self.version is not None:
+        if self.version is not None and self.owner is None:  # an owner writes what was there before
             self.tensor, self.version, self.storage = copy_with_storage(self.tensor.detach()), None, None
 
     def go_over(self, clone: torch.Tensor) -> None:
         """Let go of the storage, which is about to be written to, for that of an equal tensor."""
         self.tensor, self.version, self.storage = clone, clone._version, clone.untyped_storage()
 
+    def freed(self) -> bool:
+        """Whether the storage was given back."""
+        return self.tensor.untyped_storage().nbytes() < self.nbytes
+
     def way_out(self) -> str:
         """What to do about a content that changed."""
-        if self.tensor.untyped_storage().nbytes() < self.nbytes:
+        if self.freed():
             return (
                 "Keep it until backward has run. Of parameters that FullyShardedDataParallel frees: shard with "
                 "fully_shard, or with ShardingStrategy.SHARD_GRAD_OP."
@@ -115,7 +122,7 @@ class Source:
             return f"was modified in place (version {self.tensor._version}, {self.version} when it was read)"
         if self.storage is not None and self.tensor.untyped_storage()._cdata != self.storage._cdata:
             return "was given other memory (by assigning to its .data)"
-        if self.tensor.untyped_storage().nbytes() < self.nbytes:
+        if self.freed():
             return "had its memory freed"
         return ""
 
@@ -213,6 +220,7 @@ class Recipe:
         finished: the pass in which it has run for good, or turned out not to be needed.
         stage, held_from: the plan's, for rule 15.
         returns_pin: it is a clone, and what it read is pinned as that clone.
+        owned: the pins that it holds of what an owner may have freed.
         grad: whether gradients were on; some kernels ask.
         settings: what else was set that kernels ask for.
     """
@@ -221,6 +229,7 @@ class Recipe:
     finished = NO_PASS
     stage, held_from = 0, FOREVER
     returns_pin = False
+    owned: Sequence[Source] = ()
 
     def __init__(
         self,

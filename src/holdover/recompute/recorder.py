@@ -32,13 +32,15 @@ from holdover.recompute._torch import (
 )
 from holdover.recompute.draft import Draft, Unsafe
 from holdover.recompute.geometry import geometry, oddity
-from holdover.recompute.ledger import Ledger, SavedRef
+from holdover.recompute.ledger import Ledger
 from holdover.recompute.mutation import about_to_write, tensors_in, written
 from holdover.recompute.packing import pack as pack_storage
 from holdover.recompute.recipe import Recipe, Twin, Value, flat
 from holdover.recompute.rules import OPS, Op, describe
+from holdover.recompute.saved import Awaiting, Passed, SavedRef, unchanged
 from holdover.recompute.script import EMPTY, Compiled, Entry
 from holdover.recompute.shapes import Guide
+from holdover.recompute.sharded import MARK, Frees
 from holdover.trace.frames import call_key
 from holdover.trace.varying import varies
 
@@ -63,41 +65,6 @@ class Frame:
         self.key, self.script, self.index = key, script, 0
         self.children: dict[str, int] = {}
         self.seen: list[int] = []  # positions in the script that were reached
-
-
-class Passed:
-    """A kept tensor in the care of saved-tensor hooks that were on before ours."""
-
-    __slots__ = ("packed", "unpack")
-
-    def __init__(self, unpack: Callable[[Any], torch.Tensor], packed: Any) -> None:
-        self.unpack, self.packed = unpack, packed
-
-
-class Awaiting:
-    """A kept tensor that was saved just before an op of the plan, which may be what fills it (RReLU's noise)."""
-
-    __slots__ = ("__weakref__", "filled", "frame", "index", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor, frame: Frame) -> None:
-        self.frame, self.index = frame, frame.index
-        self.tensor: torch.Tensor | None = tensor
-        self.version = tensor._version
-        self.filled: SavedRef | None = None
-
-    def settle(self, forgotten: set[int]) -> None:
-        """The op has run: if it filled the tensor whole, the tensor can be made again."""
-        tensor = self.tensor
-        assert tensor is not None
-        storage: Any = tensor.untyped_storage()
-        value = getattr(storage, "_holdover", None)
-        if id(storage) in forgotten and type(value) is Value:
-            self.filled, self.tensor = SavedRef(value, geometry(tensor), storage), None
-
-    def get(self) -> torch.Tensor:
-        if self.filled is not None:
-            return self.filled.get()
-        return unpack((self.tensor, self.version))
 
 
 class Session(TorchDispatchMode):
@@ -128,6 +95,7 @@ class Session(TorchDispatchMode):
         self.idle = Frame("", EMPTY)
         self.frames = [self.frame]
         self.modules: list[torch.nn.Module] = []  # on the call stack
+        self.frees = Frees(self.modules)
         self.inputs: set[int] = set()  # storages of the model's arguments
         self.made: list[weakref.ref[Any]] = []  # storages that hold a recipe's value
         self.home = current_graph_task_id()
@@ -135,6 +103,7 @@ class Session(TorchDispatchMode):
         self.unsafe: dict[tuple[str, str], int] = {}
         self.awaiting: list[weakref.ref[Awaiting]] = []
         self.twin: Twin | None = None
+        self.asides, self.present = 0, self.frame  # labels within one of fully_shard's, and the frame before it
         self.matched = 0
         self.outer: tuple[Any, Any] | None = None
         self.lift, self.lifted = yielding_to_transforms(), False
@@ -233,6 +202,8 @@ class Session(TorchDispatchMode):
     def _unusual(self, op: Op, args: Any, kwargs: Any) -> Any:
         """An op that writes to something, is not counted, or runs in a backward pass inside forward."""
         if not op.counted:
+            if op.labels:
+                self._set_aside(op, args)
             return op.func._op(*args, **kwargs)
         if current_graph_task_id() == self.home:
             frame = self.frame
@@ -241,6 +212,18 @@ class Session(TorchDispatchMode):
             if index in frame.script:
                 return self._planned(op, frame, index, args, kwargs)
         return self._left_alone(op, args, kwargs)
+
+    def _set_aside(self, op: Op, args: Any) -> None:
+        """What fully_shard does around a module's forward, by its labels, is no op of the module that calls it."""
+        if op.labels < 0:
+            if self.asides:
+                self.asides -= 1
+                if not self.asides:
+                    self.frame = self.present
+        elif self.asides or str(args[0]).startswith(MARK):
+            if not self.asides:
+                self.present, self.frame = self.frame, self.idle
+            self.asides += 1
 
     def _left_alone(self, op: Op, args: Any, kwargs: Any) -> Any:
         if not op.simple:
@@ -358,15 +341,7 @@ def unpack(packed: Any) -> torch.Tensor:
     """
     kind = type(packed)
     if kind is tuple:
-        tensor, version = packed
-        if tensor._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
-                "instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, "
-                "with torch.autograd.set_detect_anomaly(True)."
-            )
-        return tensor  # type: ignore[no-any-return]
+        return unchanged(*packed)
     if kind is Passed:
         return packed.unpack(packed.packed)  # type: ignore[no-any-return]
     session = RUNNING.session
@@ -381,5 +356,5 @@ def unpack(packed: Any) -> torch.Tensor:
 
 skip_in_dynamo(
     Session.__torch_dispatch__, Session._unusual, Session._left_alone, Session._planned, Session._packed, Session.pack,
-    Session.call, unpack, Draft.__init__, Draft.finish, about_to_write, written,
+    Session.call, Session._set_aside, unpack, unchanged, Draft.__init__, Draft.finish, about_to_write, written,
 )  # fmt: skip

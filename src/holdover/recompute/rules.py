@@ -36,11 +36,12 @@ class Op:
         resizes: changes its argument's metadata (a view made in place), maybe its memory.
         statistics: positions of running statistics, see `trace.ops.running_statistics`.
         clones: copies its argument, element by element.
+        labels: begins (1) or ends (-1) a label of the profiler's.
         may_vary: `trace.varying.varies` has to be asked of each call.
     """
 
     __slots__ = (
-        "argument_names", "clones", "counted", "dropout", "func", "generator", "may_vary", "name", "obstacle",
+        "argument_names", "clones", "counted", "dropout", "func", "generator", "labels", "may_vary", "name", "obstacle",
         "overwrites", "packet", "random", "resizes", "simple", "statistics", "writes",
     )  # fmt: skip
 
@@ -51,7 +52,7 @@ class Op:
         self.argument_names: tuple[str, ...] = ()
         self.statistics: tuple[int, ...] = ()
         self.generator = self.obstacle = self.packet = ""
-        self.dropout = -1
+        self.dropout, self.labels = -1, 0
         if not isinstance(func, OpOverload):
             self.name = getattr(func, "__name__", type(func).__name__)
             self.counted = True
@@ -71,6 +72,7 @@ class Op:
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
         self.obstacle = obstacle(func)
+        self.labels = {"_record_function_enter_new": 1, "_record_function_exit": -1}.get(self.packet, 0)
         self.may_vary = self.packet in ASKED
         self.clones = func is torch.ops.aten.clone.default
 

@@ -28,6 +28,9 @@ DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "u
 PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 """Namespaces whose kernels are known to touch nothing but their arguments."""
 
+NO_WORK = frozenset({"prim", "profiler"})
+"""Namespaces whose ops ask or label: `torch.profiler.record_function` is two of them."""
+
 STATEFUL = frozenset({"_cudnn_init_dropout_state", "_fused_moving_avg_obs_fq_helper", "_cudnn_rnn", "miopen_rnn"})
 """Ops with a state of their own that another run would advance or miss."""
 
@@ -62,7 +65,7 @@ def takes_a_place(op: Any) -> bool:
         return True
     returns = op._schema.returns
     views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-    return op.namespace != "prim" and not views
+    return op.namespace not in NO_WORK and not views
 
 
 @cache
