@@ -36,10 +36,8 @@ MAX_TIMED_SECONDS = 10.0
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
 CERTAIN = 0.01
 """Steps are timed until their ratio stands to this, or the time is up."""
-NEAR = 0.01
-SLACK_BYTES, SLACK = 65536, 0.05
-"""How far above its promise a peak may be: 1 %, and 64 KiB for what the recording of a small step cannot see, such as
-what PyTorch's reentrant checkpointing holds in a backward of its own; but no more than a twentieth of the step."""
+SLACK, SCALARS_BYTES = 0.01, 128
+"""How far above its promise a peak may be: 1 %, and a few scalars, which count in steps of some KiB alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +71,8 @@ class Verification:
 
     @property
     def within_promise(self) -> bool:
-        """The measured peak is at most 1 % above the promised one, on small steps 64 KiB more, but 6 % at most."""
-        promised = self.predicted_peak_bytes
-        return self.measured_peak_bytes <= promised + NEAR * promised + min(SLACK_BYTES, SLACK * promised)
-
-    @property
-    def near_promise(self) -> bool:
-        """The measured peak is at most 1 % above the promised one, on steps of any size."""
-        return self.measured_peak_bytes <= self.predicted_peak_bytes + NEAR * self.predicted_peak_bytes
+        """The measured peak is at most 1 % and 128 bytes above the promised one."""
+        return self.measured_peak_bytes <= self.predicted_peak_bytes * (1 + SLACK) + SCALARS_BYTES
 
     @property
     def holds(self) -> bool:

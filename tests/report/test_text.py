@@ -137,11 +137,9 @@ def test_a_broken_promise_says_so() -> None:
     assert str(broken).endswith("the plan does NOT hold")
 
 
-def test_a_peak_that_is_allowed_but_not_promised_says_so() -> None:
-    strained = verification(measured_peak_bytes=1_104_000, predicted_peak_bytes=1_050_000)
-    assert strained.holds
-    assert "peak above the promise (+5.1 %, 52.73 KiB), within what is allowed" in str(strained)
+def test_a_peak_a_little_above_its_promise_is_within_it() -> None:
     kept = verification(measured_peak_bytes=1_060_500, predicted_peak_bytes=1_050_000)
+    assert kept.holds
     assert "peak within the promise (+1.0 %)" in str(kept)
 
 

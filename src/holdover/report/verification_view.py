@@ -51,11 +51,9 @@ def verification_view(verification: Verification) -> Group:
 
 
 def _peak_verdict(v: Verification) -> tuple[str, str]:
-    """What is said of the peak, and its style: what is allowed is not always what was promised."""
+    """What is said of the peak, and its style."""
     over = format_share(v.above_promise, sign=True)
-    if v.near_promise:
+    if v.within_promise:
         return f"peak within the promise ({over})", "green"
     by = format_bytes(v.measured_peak_bytes - v.predicted_peak_bytes)
-    if v.within_promise:
-        return f"peak above the promise ({over}, {by}), within what is allowed", "yellow"
     return f"peak ABOVE the promise ({over}, {by})", "red"
