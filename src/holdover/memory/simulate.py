@@ -346,6 +346,7 @@ class Walk:
                 readers[value] += 1
                 if not self.available(value):
                     stack.append((source, False))
+            stack += [(clone, False) for clone in self.clones_first(r, target.stage)]
         passing: set[int] = set()  # copies that are only for this replay, whoever wants their values
         for r in order:
             lasting = target.stage <= r.held_from
@@ -370,6 +371,18 @@ class Walk:
             return memory.extra(memory.sizes[storage], Category.ACTIVATION, value)
         memory.hold(storage)
         return storage
+
+    def clones_first(self, recipe: Recipe, stage: int) -> list[Recipe]:
+        """The clone to be made before an op writes over what it copies, if it is wanted and not there (rule 13)."""
+        found = []
+        for before, _ in self.trace.ops[recipe.op].writes if recipe.op in self.choices.recompute else ():
+            value = clone_before(self.trace, recipe.op, before)
+            clone = self.recipes.get(value)
+            if clone is None or not clone.inputs or clone.dead or not self.wants[value] or self.available(value):
+                continue
+            if stage <= clone.held_from and clone.op in self.choices.recompute:
+                found.append(clone)
+        return found
 
     def replay(self, recipe: Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]

@@ -36,14 +36,15 @@ class Draft:
     """
 
     __slots__ = (
-        "args", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "owned", "session", "storages",
-        "targets", "unsaid",
+        "args", "cloned", "draw", "entry", "forgotten", "inputs", "kwargs", "op", "overwritten", "owned", "session",
+        "storages", "targets", "unsaid",
     )  # fmt: skip
 
     def __init__(self, session: Session, op: Op, args: Any, kwargs: Any, entry: Entry) -> None:
         self.session, self.op, self.entry = session, op, entry
         self.inputs: list[Value] = []
         self.owned: list[Source] = []
+        self.cloned: weakref.ref[Value] | None = None
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.targets: list[tuple[torch.Tensor, int]] = []
         self.overwritten: list[torch.Tensor] = []
@@ -168,21 +169,30 @@ class Draft:
     def twin(self, clone: torch.Tensor, index: int) -> Twin | None:
         """What this op, a clone at that position, leaves for the op after it.
 
-        None if what it read is not pinned, or does not cover its storage as the clone does.
+        None if what it read is pinned, but does not cover its storage as the clone does.
         """
         read, storage = self.args[0], clone.untyped_storage()
-        source, where = (read.node, read.geometry) if type(read) is Ref else (read, None)
+        node: Value | Source = read.node if type(read) is Ref else read
         note = getattr(storage, "_holdover", None)
-        if type(source) is not Source or type(note) is not Value or source.nbytes != storage.nbytes():
+        if type(note) is not Value:
             return None
-        same = geometry(clone) == (where or geometry(source.tensor))
-        return Twin(source, note, alias(clone), index) if same else None
+        if isinstance(node, Value):
+            return Twin(node, note, None, index)
+        where = read.geometry if type(read) is Ref else geometry(node.tensor)
+        same = node.nbytes == storage.nbytes() and geometry(clone) == where
+        return Twin(node, note, alias(clone), index) if same else None
+
+    def follow(self, twin: Twin) -> None:
+        """The op before this one cloned what this one may write over."""
+        if any(type(a) is Write and a.node is twin.read for a in self.args):
+            self.cloned = weakref.ref(twin.value)
 
     def _recipe(self) -> Recipe:
         op, entry = self.op, self.entry
         recipe = Recipe(self.session.ledger, op.name, op.func._op, self.args, self.kwargs, self.inputs, self.draw)
         if entry.held_from != FOREVER or entry.stage:
             recipe.stage, recipe.held_from = entry.stage, entry.held_from
+        recipe.clone = self.cloned
         if self.owned:
             recipe.owned = self.owned
         return recipe

@@ -160,7 +160,7 @@ class Ledger:
         replay = Replay(target.recipe.stage)
         held = replay.held
         replay.uses[target] = 1
-        order = self._order(target, replay)
+        order = self._order(target, replay, task)
         away = [s.owner for recipe in order for s in recipe.owned if s.freed()]
         with gathered(away) if away else nullcontext(), plain_kernels():
             if self.modes:
@@ -209,7 +209,15 @@ class Ledger:
         if (needed or wanted) and value.recipe.name and not pinned:
             self.replayed_bytes += tensor.untyped_storage().nbytes()
 
-    def _order(self, target: Value, replay: Replay) -> list[Recipe]:
+    def _clone_first(self, recipe: Recipe, replay: Replay, task: int) -> Recipe | None:
+        """The clone to be made before this op writes over what it copies, if it is wanted and not there."""
+        clone = recipe.clone() if recipe.clone is not None else None
+        if clone is None or task == NO_PASS or not clone.wanted(task) or replay.stage > clone.recipe.held_from:
+            return None
+        there = clone.recipe.returns_pin or self._cached(clone) is not None or clone.alive() is not None
+        return None if there else clone.recipe
+
+    def _order(self, target: Value, replay: Replay, task: int) -> list[Recipe]:
         """The recipes to run, inputs first. Fills `replay` with what is there already, and with the numbers of uses."""
         held, uses = replay.held, replay.uses
         order: list[Recipe] = []
@@ -217,6 +225,11 @@ class Ledger:
         stack = [(target.recipe, 0)]
         while stack:
             recipe, i = stack.pop()
+            first = self._clone_first(recipe, replay, task) if not i else None
+            if first is not None and first not in planned:
+                planned.add(first)
+                stack += [(recipe, 0), (first, 0)]
+                continue
             inputs = recipe.inputs
             while i < len(inputs):
                 v = inputs[i]

@@ -45,7 +45,8 @@ Replay, in backward, at the moment autograd unpacks a saved tensor of a value th
     autograd's node needs it.
 12. What is still cached when the pass ends is freed then. Unpacking outside of a pass caches nothing.
 13. A replayed in-place op takes over the storage of its old content if that was replayed, is wanted by nobody else, and
-    was never handed to autograd; else it works on a copy of the whole storage.
+    was never handed to autograd; else it works on a copy of the whole storage. A clone right before it (as in rule 5)
+    of an old content that has a recipe is made first, if it is wanted in this pass: often nobody else is left then.
 14. A packed value (action "pack") is a recipe with no inputs that holds the packed bytes from the moment its op has
     run; unpacking is its replay, and rules 8 to 12 hold for it. Its storage in forward is not affected.
 
@@ -220,6 +221,7 @@ class Recipe:
         finished: the pass in which it has run for good, or turned out not to be needed.
         stage, held_from: the plan's, for rule 15.
         returns_pin: it is a clone, and what it read is pinned as that clone.
+        clone: the value that a clone made right before of what this op overwrites, to be made first (rule 13).
         owned: the pins that it holds of what an owner may have freed.
         grad: whether gradients were on; some kernels ask.
         settings: what else was set that kernels ask for.
@@ -229,6 +231,7 @@ class Recipe:
     finished = NO_PASS
     stage, held_from = 0, FOREVER
     returns_pin = False
+    clone: weakref.ref[Value] | None = None
     owned: Sequence[Source] = ()
 
     def __init__(
@@ -319,17 +322,17 @@ class Recipe:
 
 
 class Twin:
-    """A recorded clone of a pinned content, until the next op, which may be what writes over that content (rule 5)."""
+    """A recorded clone, until the next op, which may be what writes over the content that it read (rules 5 and 13)."""
 
-    __slots__ = ("clone", "index", "source", "value")
+    __slots__ = ("clone", "index", "read", "value")
 
-    def __init__(self, source: Source, value: Value, clone: torch.Tensor, index: int) -> None:
-        self.source, self.value, self.clone, self.index = source, value, clone, index
+    def __init__(self, read: Value | Source, value: Value, clone: torch.Tensor | None, index: int) -> None:
+        self.read, self.value, self.clone, self.index = read, value, clone, index
 
     def serve(self, source: Source) -> bool:
         """Let the pin go over to the clone, if it is a pin of what was cloned. Returns whether it did."""
         pinned = source.tensor
-        if source is not self.source or not self.value.saved or pinned._version != source.version:
+        if source is not self.read or self.clone is None or not self.value.saved or pinned._version != source.version:
             return False
         dtype, size, stride, offset, bits = geometry(pinned)
         if dtype != self.clone.dtype or bits:

@@ -251,8 +251,12 @@ class Session(TorchDispatchMode):
             draft = Draft(self, op, args, kwargs, entry)
         except Unsafe as why:
             return self._refused(op, str(why), args, kwargs)
+        if twin is not None and twin.index + 1 == index:
+            draft.follow(twin)
+        else:
+            twin = None
         for t in draft.overwritten:
-            about_to_write(t, twin if twin is not None and twin.index + 1 == index else None)
+            about_to_write(t, twin)
         twin = None
         out = op.func(*args, **kwargs)
         if why_not := draft.finish(out):
