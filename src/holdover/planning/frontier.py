@@ -178,7 +178,11 @@ def frontier_of(
         account.limit(search, plain)
     search, floor = lowest_of(search)
     search.seconds = each
-    sweep(search, bound, floor, plain, until)
+    begun = time.monotonic()
+    proved = sweep(search, bound, floor, plain, until)
+    search.seconds = 4 * each
+    refine(search, proved, floor, plain, min(until - time_limit / 5, 2 * time.monotonic() - begun))
+    search.seconds = each
     lower = [c for c in search.judged() if c.peak_bytes < plain.peak_bytes]
     points = thinned([plain, *pareto(lower)], problem.step_seconds)
     if account is not None:
@@ -201,15 +205,39 @@ def frontier_of(
     return Frontier(tuple(plans), 0 if card is None else card.context_bytes[1])
 
 
-def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate, until: float) -> None:
-    """Solve for budgets between the floor and the plain peak, coarse steps first; the candidates stay in the search."""
+def sweep(search: Search, bound: Bound, floor: Candidate, plain: Candidate, until: float) -> list[tuple[int, float]]:
+    """Solve for budgets between the floor and the plain peak, coarse steps first; the candidates stay in the search.
+
+    Returns the budgets, each with the bound in seconds.
+    """
+    proved = []
     room = plain.peak_bytes - floor.peak_bytes
     steps = [k for odd in (16, 8, 4, 2, 1) for k in range(odd, BUDGETS, 2 * odd)]
     for k in steps if room else ():
         if time.monotonic() > until:
             break
         budget = floor.peak_bytes + room * k // BUDGETS
-        search.cheapest(budget, floor, bound.seconds(budget, time_limit=search.seconds))
+        proved.append((budget, bound.seconds(budget, time_limit=search.seconds)))
+        search.cheapest(budget, floor, proved[-1][1])
+    return proved
+
+
+def refine(
+    search: Search, proved: Sequence[tuple[int, float]], floor: Candidate, plain: Candidate, until: float
+) -> None:
+    """Solve for the peaks of the points met so far, those farthest from their bound first, with more time for each."""
+    tried: set[int] = set()
+    while time.monotonic() < until:
+        gaps = {}
+        for point in pareto(c for c in search.judged() if c.peak_bytes < plain.peak_bytes):
+            least = max((seconds for budget, seconds in proved if budget >= point.peak_bytes), default=0.0)
+            if point.peak_bytes not in tried and point.seconds > least + CLOSE * search.problem.step_seconds:
+                gaps[point.seconds - least] = point.peak_bytes, least
+        if not gaps:
+            break
+        budget, least = gaps[max(gaps)]
+        tried.add(budget)
+        search.cheapest(budget, floor, least)
 
 
 def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
