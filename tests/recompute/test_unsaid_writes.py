@@ -134,3 +134,47 @@ def test_memory_that_came_back_in_time_is_the_same() -> None:
     (expected,) = gradients(plain, x)
     assert model.shift.grad is not None
     assert torch.equal(model.shift.grad, expected)
+
+
+def test_an_output_whose_memory_is_given_away_before_backward_is_made_again() -> None:
+    """Pipelines do so with what they have sent on (Megatron-LM's `deallocate_pipeline_outputs`)."""
+
+    class Squashed(Waves):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).tanh()  # saves its own result, which lives on as the output
+
+    model, x = Squashed(), torch.randn(4, 2048)
+    (expected,) = gradients(copy.deepcopy(model), x)
+    follow(model, x, calls=("model",))
+    for other in (torch.zeros(1), torch.zeros(4, 2048)):
+        model.zero_grad()
+        out = model(x)
+        loss = out.sum()
+        out.data = other
+        loss.backward()
+        assert model.shift.grad is not None
+        assert torch.equal(model.shift.grad, expected)
+
+
+def test_a_small_buffer_that_the_callers_frame_reads() -> None:
+    """Old spectral norm works in a pre-hook, before its module's own frame, and in a forward without gradients too."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(64, 32)), nn.Tanh())
+
+    def trained(model: nn.Module) -> list[torch.Tensor]:
+        loss = model(x).sum()
+        with torch.no_grad():
+            model(x)  # turns the vectors of the power method further
+        loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    x = torch.rand(16, 64)
+    plain, planned = build(), build()
+    trace = record(copy.deepcopy(planned), (x,), loss=lambda out: out.sum())
+    clones = {op.index: Entry(op.name, RECOMPUTE) for op in trace.ops if op.name == "aten.clone.default"}
+    assert len(clones) == 2
+    install(planned, {"model": clones})
+    assert all(torch.equal(a, b) for a, b in zip(trained(plain), trained(planned), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), planned.buffers(), strict=True))

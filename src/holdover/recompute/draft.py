@@ -144,13 +144,10 @@ class Draft:
         return source if source.tensor is tensor else Ref(source, geometry(tensor))
 
     def _existed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether it is one of the model's arguments, or a buffer of a module that is running."""
+        """Whether it is one of the model's arguments, or one of its buffers."""
         if storage._cdata in self.session.inputs:
             return True
-        if tensor.requires_grad:
-            return False
-        buffers = (b for m in self.session.modules for b in m._buffers.values() if b is not None)
-        return any(not oddity(b) and b.untyped_storage() is storage for b in buffers)
+        return not tensor.requires_grad and self.session.is_buffer(storage)
 
     def finish(self, out: Any) -> str:
         """Leave the recipe on what the op made. Returns why not, where that turns out to be impossible only now."""

@@ -11,12 +11,14 @@ What a recipe holds
     (only until the session ends: at the end of the root's forward, or of the block) the storage of one of its outputs
     lives with the content the recipe made. A pin holds its storage until the last recipe that holds the pin dies.
     A recipe costs no bytes of its own but its pins: an argument that nobody else would have kept becomes kept.
- 3. Pins of storages of at most 4 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the modules on
-    the call stack, tensors among the root call's arguments) hold a copy of the storage, made when first pinned, so that
+ 3. Pins of storages of at most 4 KiB (SMALL_PIN_BYTES) that existed before the session (buffers of the model,
+    tensors among the root call's arguments) hold a copy of the storage, made when first pinned, so that
     later changes do no harm. All pins of one content of one storage share one copy. Parameters are never copied.
     The running statistics that a batch norm in evaluation mode reads are copied whatever their size: one in training
     would change them without a sign of it.
  4. A random op adds the generator's state (5,056 bytes on CPU, 16 on CUDA), except where its dropout probability is 0.
+    While an op without a generator argument is replayed on the CPU, the state that the process is in is put aside:
+    5,056 bytes more. Ops with one are given a generator of their own.
 
 Copy on write
  5. Before any op of the session (recorded or not) writes to a pinned storage, that storage is copied once (all of it)
@@ -31,8 +33,8 @@ Copy on write
     unless it overwrites all of the storage without reading it (`ops.OVERWRITES`, `out=`): then it refers to nothing.
 
 Replay, in backward, at the moment autograd unpacks a saved tensor of a value that has a recipe
- 8. If the tensor that the op made in forward is still alive (the program holds it) and was not written to since, it is
-    used: no replay. A view that is still alive does the same only where autograd keeps the view's base alive.
+ 8. If the tensor that the op made in forward is still alive (the program holds it) and was not written to since, nor
+    given other memory (by assigning to its .data), it is used: no replay. A view that is still alive does the same only where autograd keeps the view's base alive.
  9. Otherwise the recipes needed run, each once, depth first: the inputs of a recipe in the order of its arguments
     (positional, then keyword), left to right, then the recipe itself. A value that is cached (rule 11) or alive
     (rule 8) ends the descent.
@@ -156,6 +158,7 @@ class Value:
         done, done_in: how many of the claims are satisfied in that pass.
         original: the tensor made in forward, while it lives unchanged.
         version, slack: `original`'s version then; an in-place op's own increment may come after us.
+        storage: what `original` lay on then; assigning to its .data changes no version.
         saved: autograd has saved it.
         pin: the pin that lies on the same storage, where one has gone over to a clone.
     """
@@ -170,6 +173,7 @@ class Value:
     def __init__(self, recipe: Recipe, slot: int, tensor: torch.Tensor, slack: int) -> None:
         self.recipe, self.slot, self.slack, self.version = recipe, slot, slack, tensor._version
         self.original: weakref.ref[torch.Tensor] | None = weakref.ref(tensor)
+        self.storage = weakref.ref(tensor.untyped_storage())
 
     def alive(self) -> torch.Tensor | None:
         """The tensor that forward made, if it is still there unchanged."""
@@ -179,7 +183,9 @@ class Value:
         tensor = original()
         if tensor is None:
             self.original = None
-        elif tensor._version != self.version and tensor._version != self.version + self.slack:
+        elif (
+            tensor._version != self.version and tensor._version != self.version + self.slack
+        ) or tensor.untyped_storage() is not self.storage():
             self.original = None
             return None
         return tensor
@@ -274,12 +280,12 @@ class Recipe:
             kwargs[draw.argument] = draw.private()
             return self.function(*args, **kwargs)
         generator = default_generator(draw.device)
-        now = generator.get_state()
+        aside = generator.get_state()
         generator.set_state(draw.state)
         try:
             return self.function(*args, **kwargs)
         finally:
-            generator.set_state(now)
+            generator.set_state(aside)
 
     def _argument(self, a: Any, replay: Replay, written: list[torch.Tensor]) -> Any:
         kind = type(a)
@@ -333,6 +339,8 @@ class Twin:
         """Let the pin go over to the clone, if it is a pin of what was cloned. Returns whether it did."""
         pinned = source.tensor
         if source is not self.read or self.clone is None or not self.value.saved or pinned._version != source.version:
+            return False
+        if self.clone._version != self.value.version:
             return False
         dtype, size, stride, offset, bits = geometry(pinned)
         if dtype != self.clone.dtype or bits:

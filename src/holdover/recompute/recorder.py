@@ -97,6 +97,7 @@ class Session(TorchDispatchMode):
         self.modules: list[torch.nn.Module] = []  # on the call stack
         self.frees = Frees(self.modules)
         self.inputs: set[int] = set()  # storages of the model's arguments
+        self.buffers: set[int] | None = None  # and of its buffers
         self.made: list[weakref.ref[Any]] = []  # storages that hold a recipe's value
         self.home = current_graph_task_id()
         self.mismatches: list[tuple[str, int, str, str]] = []
@@ -183,7 +184,7 @@ class Session(TorchDispatchMode):
         try:
             return forward(*args, **kwargs)
         finally:
-            self.frame = parent
+            self.frame, self.twin = parent, None
             self.modules.pop()
 
     # -- ops ------------------------------------------------------------------------------------------------------
@@ -241,12 +242,12 @@ class Session(TorchDispatchMode):
         self.matched += 1
         if op.obstacle:
             return self._refused(op, op.obstacle, args, kwargs)
+        if torch.is_inference_mode_enabled():
+            return self._refused(op, "inference mode", args, kwargs)
         if entry.action == PACK:
             return self._packed(op, args, kwargs)
         if op.may_vary and (why := varies(op.packet, args, kwargs)):
             return self._refused(op, why, args, kwargs)
-        if torch.is_inference_mode_enabled():
-            return self._refused(op, "inference mode", args, kwargs)
         try:
             draft = Draft(self, op, args, kwargs, entry)
         except Unsafe as why:
@@ -268,6 +269,16 @@ class Session(TorchDispatchMode):
                 waiting.settle(draft.forgotten)
         self.awaiting.clear()
         return out
+
+    def is_buffer(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is a buffer's: one that the model had when it was first asked, or a running module's now."""
+        if self.buffers is None:
+            whole = self.modules[0].buffers() if self.modules else ()
+            self.buffers = {b.untyped_storage()._cdata for b in whole if not oddity(b)}
+        if storage._cdata in self.buffers:
+            return True
+        running = (b for m in self.modules for b in m._buffers.values() if b is not None)
+        return any(not oddity(b) and b.untyped_storage() is storage for b in running)
 
     def remember(self, storage: Any, value: Value) -> None:
         """Note on a storage what its content was made by. The note lasts until the session ends."""
