@@ -169,6 +169,63 @@ def test_what_a_backward_writes_over_is_not_taken_for_the_value(look: str) -> No
     assert_same(*outcomes)
 
 
+class LooksInInferenceMode(torch.autograd.Function):
+    """Its backward unpacks what it saved in inference mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            (x,) = ctx.saved_tensors
+        return grad * 3 * x.sign().abs()
+
+
+def test_what_is_made_again_in_inference_mode_serves_those_who_are_not_in_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x).exp()
+            other = h.sin().sum()  # asks for h again, after the function's backward
+            end: torch.Tensor = LooksInInferenceMode.apply(h).sum()
+            return other + end
+
+    outcomes = []
+    for plan in (False, True):
+        torch.manual_seed(0)
+        model, x = Model(), torch.randn(5, 8)
+        if plan:
+            install(model, script(model, (x,)))
+        model(x).backward()
+        outcomes.append(results(model))
+    assert_same(*outcomes)
+
+
+def test_nothing_is_packed_in_inference_mode() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                many = int((x > 0.5).sum())
+            return (self.scale * many).sum()
+
+    model, x = Masked(), torch.linspace(0, 1, 64)
+    install(model, script(model, (x,), None, lambda key, index, name: "pack"))
+    model(x).backward()
+    assert model.scale.grad is not None
+    assert torch.equal(model.scale.grad, torch.full((64,), 32.0))
+    assert "inference mode" in str(inspect(model))
+
+
 def test_whatever_is_rebuilt_counts_writes_with_what_it_lies_on() -> None:
     base = torch.randn(6, dtype=torch.complex64)
     cases = [

@@ -100,11 +100,14 @@ def saves_own_output(tensor: torch.Tensor) -> bool:
 
 
 class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
-    """Below autograd and without autocast: what runs inside are the kernels that a dispatch mode saw in forward."""
+    """Below autograd, without autocast and inference mode: kernels run in it as a dispatch mode saw them in forward."""
 
-    __slots__ = ("autocast", "autograd", "grad")
+    __slots__ = ("autocast", "autograd", "grad", "inference")
 
     def __enter__(self) -> None:
+        self.inference = torch._C._InferenceMode(False) if torch.is_inference_mode_enabled() else None
+        if self.inference is not None:  # a custom backward may unpack in it; others get what it made, and count writes
+            self.inference.__enter__()
         self.grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)  # kernels may ask (oneDNN's recurrent layers do); recipes made without say so
         self.autograd = torch._C._AutoDispatchBelowADInplaceOrView()
@@ -116,6 +119,8 @@ class plain_kernels:  # noqa: N801 - a context manager, entered for every replay
         self.autocast.__exit__(*exc)
         self.autograd.__exit__(*exc)
         torch._C._set_grad_enabled(self.grad)
+        if self.inference is not None:
+            self.inference.__exit__(*exc)
 
 
 def foreign_modes() -> list[TorchDispatchMode]:

@@ -204,7 +204,7 @@ class Ledger:
                 replay.owned.add(value)
         if wanted:
             value.tensor, value.handed = tensor, pinned
-            value.at = 0 if tensor.is_inference() else tensor._version
+            value.at = tensor._version
             self.cached.add(value)
         if (needed or wanted) and value.recipe.name and not pinned:
             self.replayed_bytes += tensor.untyped_storage().nbytes()

@@ -34,7 +34,8 @@ Copy on write
 
 Replay, in backward, at the moment autograd unpacks a saved tensor of a value that has a recipe
  8. If the tensor that the op made in forward is still alive (the program holds it) and was not written to since, nor
-    given other memory (by assigning to its .data), it is used: no replay. A view that is still alive does the same only where autograd keeps the view's base alive.
+    given other memory (by assigning to its .data), it is used: no replay. A view that is still alive does the same
+    only where autograd keeps the view's base alive.
  9. Otherwise the recipes needed run, each once, depth first: the inputs of a recipe in the order of its arguments
     (positional, then keyword), left to right, then the recipe itself. A value that is cached (rule 11) or alive
     (rule 8) ends the descent.

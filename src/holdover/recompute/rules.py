@@ -14,6 +14,7 @@ from holdover.recompute._torch import OpOverload
 from holdover.trace.ops import (
     ONLY_IN_TRAINING,
     OVERWRITES,
+    generator_argument,
     obstacle,
     running_statistics,
     takes_a_place,
@@ -67,7 +68,7 @@ class Op:
         self.statistics = running_statistics(func)
         self.simple = self.counted and not self.writes and not self.statistics and type(func) is OpOverload
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.generator = next((a.name for a in arguments if str(a.type) in ("Optional[Generator]", "Generator")), "")
+        self.generator = generator_argument(func)
         self.dropout = self.argument_names.index("dropout_p") if "dropout_p" in self.argument_names else -1
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")

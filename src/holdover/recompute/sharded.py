@@ -32,10 +32,10 @@ class Frees:
         """The module that frees this storage, if any does."""
         if self.sharding is None:
             return None
-        if self.wrapped is None:
-            within = self.running[0].modules() if self.running else ()
-            self.wrapped = [m for m in within if isinstance(m, self.sharding.FullyShardedDataParallel)]
-        modules = [*(m for m in self.running if isinstance(m, self.sharding.FSDPModule)), *self.wrapped]
+        if self.wrapped is None and self.running:
+            wrapper = self.sharding.FullyShardedDataParallel
+            self.wrapped = [m for m in self.running[0].modules() if isinstance(m, wrapper)]
+        modules = [*(m for m in self.running if isinstance(m, self.sharding.FSDPModule)), *(self.wrapped or ())]
         return next((m for m in modules if any(t.untyped_storage() is storage for t in freed_between(m))), None)
 
 
