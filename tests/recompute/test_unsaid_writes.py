@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from tests.recompute.helpers import script
 from torch import nn
 
 from holdover.errors import ReplayError
@@ -134,6 +137,63 @@ def test_memory_that_came_back_in_time_is_the_same() -> None:
     (expected,) = gradients(plain, x)
     assert model.shift.grad is not None
     assert torch.equal(model.shift.grad, expected)
+
+
+class FillsByNumPy(torch.autograd.Function):
+    """Writes past the dispatcher, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor) -> torch.Tensor:
+        table.detach().numpy()[:] += 1
+        ctx.mark_dirty(table)
+        return table
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+@torch.library.custom_op("holdover_tests::double_", mutates_args=("x",))
+def double_(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def doubled(table: torch.Tensor) -> None:
+    double_(table)
+
+
+class Shifted(nn.Module):
+    """Changes a large buffer after it was read."""
+
+    def __init__(self, *changes: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(-1, 1, 2048))
+        self.register_buffer("table", torch.linspace(0, 1, 2048))
+        self.changes = changes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = ((x * self.scale) + self.table).sin()
+        with torch.no_grad():
+            for change in self.changes:
+                change(self.table)
+        return y
+
+
+def test_what_a_custom_op_is_about_to_write_to_is_copied_though_its_write_is_counted() -> None:
+    model, x = Shifted(doubled, doubled), torch.randn(4, 2048)
+    plain = copy.deepcopy(model)
+    install(model, script(model, (x,)))
+    model(x).sum().backward()
+    plain(x).sum().backward()
+    assert torch.equal(model.scale.grad, plain.scale.grad)
+
+
+def test_what_changed_unseen_is_not_copied_as_if_it_had_not() -> None:
+    model, x = Shifted(FillsByNumPy.apply, lambda table: table.mul_(2)), torch.randn(4, 2048)
+    install(model, script(model, (x,)))
+    loss = model(x).sum()
+    with pytest.raises(ReplayError, match="was modified in place"):
+        loss.backward()
 
 
 def test_an_output_whose_memory_is_given_away_before_backward_is_made_again() -> None:

@@ -39,7 +39,7 @@ def forget_dead_pins(tensor: torch.Tensor) -> None:
         del storage._holdover
 
 
-def about_to_write(tensor: torch.Tensor, twin: Twin | None = None) -> None:
+def about_to_write(tensor: torch.Tensor, twin: Twin | None = None, counted: int = 0) -> None:
     """Save what recipes need of a storage that is going to be written to, and forget what made its content."""
     if oddity(tensor):
         return
@@ -54,5 +54,5 @@ def about_to_write(tensor: torch.Tensor, twin: Twin | None = None) -> None:
     for ref in pins:
         source = ref()
         if source is not None and not (twin is not None and twin.serve(source)):
-            source.copy_on_write()
+            source.copy_on_write(counted)
     del storage._holdover

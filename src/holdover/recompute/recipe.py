@@ -23,7 +23,8 @@ What a recipe holds
 Copy on write
  5. Before any op of the session (recorded or not) writes to a pinned storage, that storage is copied once (all of it)
     for all of its pins, and they let go of the original. Copies of rule 3 are not copied again. Batch norm's running
-    statistics in training count as written, though the schema hides it.
+    statistics in training count as written, though the schema hides it. A pin whose content has changed before, by
+    what is no op (a custom function that says so by mark_dirty), gets no copy: its recipes are refused in backward.
     Where the op just before, in the same call, is a recorded `clone` of that content that autograd has saved (as it
     does before an op in place whose backward reads what it overwrites), the pins go over to the clone instead, if that
     lies on its storage the same way. Its replay is then to return what is pinned: no bytes, no time.
@@ -95,9 +96,14 @@ class Source:
         self.storage: torch.UntypedStorage | None = tensor.untyped_storage()  # `.data = ` gives a tensor another
         self.nbytes = self.storage.nbytes()
 
-    def copy_on_write(self) -> None:
-        """Let go of the storage, which is about to be written to, for a copy of it."""
-        if self.version is not None and self.owner is None:  # an owner writes what was there before
+    def copy_on_write(self, counted: int = 0) -> None:
+        """Let go of the storage, which is about to be written to, for a copy of it.
+
+        What was changed before, unseen, is left as it is, to be refused. `counted`: writes that may be counted already.
+        """
+        if self.version is None or self.owner is not None:  # an owner writes what was there before
+            return
+        if self.tensor._version - self.version in (0, counted) and self.tensor.untyped_storage() is self.storage:
             self.tensor, self.version, self.storage = copy_with_storage(self.tensor.detach()), None, None
 
     def go_over(self, clone: torch.Tensor) -> None:

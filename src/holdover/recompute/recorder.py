@@ -229,7 +229,7 @@ class Session(TorchDispatchMode):
     def _left_alone(self, op: Op, args: Any, kwargs: Any) -> Any:
         if not op.simple:
             for t in written(op, args, kwargs):
-                about_to_write(t)
+                about_to_write(t, counted=op.counted_before)
         return op.func(*args, **kwargs)
 
     def _planned(self, op: Op, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:

@@ -39,11 +39,12 @@ class Op:
         clones: copies its argument, element by element.
         labels: begins (1) or ends (-1) a label of the profiler's.
         may_vary: `trace.varying.varies` has to be asked of each call.
+        counted_before: how often a write of it is counted when it is seen: those of custom ops in Python once.
     """
 
     __slots__ = (
-        "argument_names", "clones", "counted", "dropout", "func", "generator", "labels", "may_vary", "name", "obstacle",
-        "overwrites", "packet", "random", "resizes", "simple", "statistics", "writes",
+        "argument_names", "clones", "counted", "counted_before", "dropout", "func", "generator", "labels", "may_vary",
+        "name", "obstacle", "overwrites", "packet", "random", "resizes", "simple", "statistics", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -53,7 +54,7 @@ class Op:
         self.argument_names: tuple[str, ...] = ()
         self.statistics: tuple[int, ...] = ()
         self.generator = self.obstacle = self.packet = ""
-        self.dropout, self.labels = -1, 0
+        self.dropout, self.labels, self.counted_before = -1, 0, 0
         if not isinstance(func, OpOverload):
             self.name = getattr(func, "__name__", type(func).__name__)
             self.counted = True
@@ -61,7 +62,7 @@ class Op:
             return
         schema = func._schema
         self.name, self.packet = str(func), schema.name.split("::")[1]
-        self.counted = takes_a_place(func)
+        self.counted, self.counted_before = takes_a_place(func), int(func.namespace != "aten")
         arguments = schema.arguments
         self.argument_names = tuple(a.name for a in arguments)
         self.writes = written_arguments(func)
