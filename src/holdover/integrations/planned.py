@@ -179,7 +179,8 @@ def with_margin(plan: Plan) -> Plan:
         "peak are added for what it then holds longer; blocks that are compiled by themselves need no margin."
     )
     return replace(
-        plan, predicted_peak_bytes=plan.predicted_peak_bytes + more, peak_parts=parts, notes=(*plan.notes, note)
+        plan, predicted_peak_bytes=plan.predicted_peak_bytes + more, peak_parts=parts, notes=(*plan.notes, note),
+        floor_bytes=plan.floor_bytes + int(INDUCTOR_MARGIN * plan.floor_bytes),
     )  # fmt: skip
 
 

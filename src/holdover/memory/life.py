@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdover.memory.simulate import Recipe, Walk
+from holdover.memory.recorded import Recipe
+from holdover.memory.simulate import Walk
 from holdover.memory.timeline import NOTHING, Choices
 from holdover.trace.graph import EXISTING, OUTSIDE, Category, Event, Phase, Trace
 

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from holdover.memory.holdings import Holdings, Observer
-from holdover.memory.timeline import FOREVER, NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
+from holdover.memory.recorded import Recipe
+from holdover.memory.timeline import NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
 from holdover.trace.clones import clone_before
 from holdover.trace.events import reachable_events
 from holdover.trace.graph import Category, Event, Trace
@@ -41,21 +42,6 @@ def simulate(
     return Timeline(
         seen.live_bytes, seen.category_bytes, seen.peak_op, *at_peak, dict(first.replays), first.copied_bytes
     )
-
-
-class Recipe:
-    __slots__ = (
-        "aside", "dead", "held_from", "inputs", "op", "outputs", "pins", "refs", "replayed", "returns_pin", "spent",
-        "stage", "state", "wanted",
-    )  # fmt: skip
-
-    def __init__(self, op: int, outputs: tuple[int, ...], stage: int = 0, held_from: int = FOREVER) -> None:
-        self.op, self.outputs, self.stage, self.held_from = op, outputs, stage, held_from
-        self.inputs: list[tuple[Recipe, int]] = []  # (recipe, value); each claimed while this one wants it
-        self.pins: list[list[int]] = []  # one-element lists: the holding they point to moves on copy-on-write
-        self.refs = self.wanted = self.state = self.aside = 0
-        self.replayed = self.spent = self.dead = False  # spent: asked for in this pass
-        self.returns_pin = False  # a clone, and what it read is pinned as that clone (rule 5)
 
 
 class Walk:
@@ -190,10 +176,12 @@ class Walk:
         return recipe if recipe is not None and recipe.pins and self.wants[clone] else None
 
     def copy_on_write(self, storage: int, pins: list[list[int]], value: int, twin: Recipe | None) -> None:
-        clone = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, value)
         if twin is not None:
-            twin.returns_pin = True
+            clone, twin.returns_pin = self.trace.values[twin.outputs[0]].storage, True
+            self.memory.hold(clone)
+            self.pinned[clone] += pins
         else:
+            clone = self.memory.extra(self.memory.sizes[storage], Category.ACTIVATION, value)
             self.copied_bytes += self.memory.sizes[storage]
         for pin in pins:
             self.memory.hold(clone)
@@ -346,7 +334,8 @@ class Walk:
                 readers[value] += 1
                 if not self.available(value):
                     stack.append((source, False))
-            stack += [(clone, False) for clone in self.clones_first(r, target.stage)]
+            if (clone := self.clone_first(r, target.stage)) is not None:
+                stack.append((clone, False))
         passing: set[int] = set()  # copies that are only for this replay, whoever wants their values
         for r in order:
             lasting = target.stage <= r.held_from
@@ -372,17 +361,14 @@ class Walk:
         memory.hold(storage)
         return storage
 
-    def clones_first(self, recipe: Recipe, stage: int) -> list[Recipe]:
+    def clone_first(self, recipe: Recipe, stage: int) -> Recipe | None:
         """The clone to be made before an op writes over what it copies, if it is wanted and not there (rule 13)."""
-        found = []
-        for before, _ in self.trace.ops[recipe.op].writes if recipe.op in self.choices.recompute else ():
-            value = clone_before(self.trace, recipe.op, before)
-            clone = self.recipes.get(value)
-            if clone is None or not clone.inputs or clone.dead or not self.wants[value] or self.available(value):
-                continue
-            if stage <= clone.held_from and clone.op in self.choices.recompute:
-                found.append(clone)
-        return found
+        writes = self.trace.ops[recipe.op].writes if recipe.op in self.choices.recompute else ()
+        value = next((v for before, _ in writes if (v := clone_before(self.trace, recipe.op, before)) >= 0), -1)
+        clone = self.recipes.get(value)
+        if clone is None or not clone.inputs or clone.dead or not self.wants[value] or self.available(value):
+            return None
+        return clone if stage <= clone.held_from and clone.op in self.choices.recompute else None
 
     def replay(self, recipe: Recipe, readers: dict[int, int], passing: set[int], lasting: bool) -> None:
         op = self.trace.ops[recipe.op]

@@ -166,7 +166,7 @@ def switches() -> list[Setting]:
         (c._get_mkldnn_enabled, c._set_mkldnn_enabled),
         (c._get_mkldnn_deterministic, c._set_mkldnn_deterministic),
         (c._get_cpu_allow_fp16_reduced_precision_reduction, c._set_cpu_allow_fp16_reduced_precision_reduction),
-        (c._get_deterministic_algorithms, _set_deterministic),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),  # off, warnings, errors
     ]
     if torch.backends.cuda.is_built():
         found += [
@@ -175,11 +175,6 @@ def switches() -> list[Setting]:
             (c._get_cudnn_deterministic, c._set_cudnn_deterministic),
         ]
     return found
-
-
-def _set_deterministic(on: bool) -> None:
-    warn_only = torch._C._get_deterministic_algorithms_warn_only()
-    torch._C._set_deterministic_algorithms(on, warn_only=warn_only)
 
 
 def precision_settings() -> list[Setting]:
