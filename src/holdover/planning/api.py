@@ -22,7 +22,7 @@ from holdover.planning.packing import packable
 from holdover.planning.plan import Plan
 from holdover.planning.priced import priced_here
 from holdover.planning.problem import Problem, build
-from holdover.planning.search import CLOSE, Candidate, Search
+from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
@@ -153,7 +153,7 @@ def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None
 
 def proved(bound: Bound, search: Search, best: Candidate, budget_bytes: int, least: float) -> float:
     """`least`, or a better bound where `best` is far from it: by the moments at which it is near the budget."""
-    if best.seconds <= least + CLOSE * search.problem.step_seconds:
+    if best.seconds <= least + search.close_seconds:
         return least
     return bound.seconds(budget_bytes, moments=search.tight(best), whole=search.seconds / 4)
 

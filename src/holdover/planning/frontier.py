@@ -20,7 +20,7 @@ from holdover.planning.bound import Bound
 from holdover.planning.describe import described
 from holdover.planning.on_card import CardBudget
 from holdover.planning.plan import Plan
-from holdover.planning.search import CLOSE, Candidate, Search
+from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Trace
 from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
@@ -195,7 +195,7 @@ def frontier_of(
         most = point.peak_bytes if account is None or taken is None else account.tensor_bytes(trace, taken)
         left = max(until - time.monotonic(), each / 4)  # what is proved may take a little more than the limit
         least = max(least, bound.seconds(most, time_limit=min(left, each)))
-        if left > each and point.seconds > least + CLOSE * problem.step_seconds and len(bound.memory) < MOMENTS:
+        if left > each and point.seconds > least + search.close_seconds and len(bound.memory) < MOMENTS:
             tight = search.tight(point)[:TIGHT]
             least = max(least, bound.seconds(most, moments=tight, time_limit=each))
         plan = described(
@@ -231,7 +231,7 @@ def refine(
         gaps = {}
         for point in pareto(c for c in search.judged() if c.peak_bytes < plain.peak_bytes):
             least = max((seconds for budget, seconds in proved if budget >= point.peak_bytes), default=0.0)
-            if point.peak_bytes not in tried and point.seconds > least + CLOSE * search.problem.step_seconds:
+            if point.peak_bytes not in tried and point.seconds > least + search.close_seconds:
                 gaps[point.seconds - least] = point.peak_bytes, least
         if not gaps:
             break

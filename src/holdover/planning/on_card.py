@@ -18,7 +18,7 @@ from holdover.memory.on_card import replay_on
 from holdover.memory.replay import BLAS_OPS
 from holdover.planning.describe import knee_of
 from holdover.planning.plan import Knee, Plan
-from holdover.planning.search import CLOSE, Candidate, Search
+from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Phase, Trace
 from holdover.units import format_bytes
 
@@ -130,7 +130,7 @@ class CardBudget:
         if self.counted(search, best) > limit:
             raise self.too_little(search, best, limit)
         seconds = search.seconds
-        enough = least + CLOSE * search.problem.step_seconds
+        enough = least + search.close_seconds
         for look in (self._aimed, self._met, self._stepped, self._kept):
             if best.seconds > enough:
                 best = look(search, best, limit, least)

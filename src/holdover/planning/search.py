@@ -30,8 +30,8 @@ TIE_ABOVE = 600
 QUICK_ABOVE = 400
 """Eligible ops from which on a first look at the lowest peak is a quick one."""
 
-CLOSE = 0.002
-"""A plan this near to the bound, as a share of the step, is not worth more search."""
+CLOSE, CLOSE_IF_LARGE = 0.002, 0.005
+"""Shares of a step: a plan this near to its bound is good enough; the second from QUICK_ABOVE ops on."""
 
 PAIRS_UP_TO = 40
 """Eligible ops up to which changes of two at a time are tried where none of one alone lowers the peak."""
@@ -146,6 +146,12 @@ class Search:
         tied = classes_of(self.problem, part) if len(self.problem.eligible) > TIE_ABOVE else None
         return milp.build_model(self.problem, part, tied, near.recorded if near is not None else None)
 
+    @property
+    def close_seconds(self) -> float:
+        """How near to its bound a plan is good enough."""
+        large = len(self.problem.eligible) > QUICK_ABOVE
+        return (CLOSE_IF_LARGE if large else CLOSE) * self.problem.step_seconds
+
     def lowest(self, *, quick: bool = False) -> Candidate:
         """The lowest peak found over all partitions, made lower still by single changes at the peak.
 
@@ -181,7 +187,7 @@ class Search:
         """
         best = floor
         start = time.monotonic()
-        enough = least_seconds + CLOSE * self.problem.step_seconds
+        enough = least_seconds + self.close_seconds
         found: list[tuple[float, int, Candidate]] = []
         for n, part in enumerate(self.parts()):  # a quick look at each
             if best.seconds <= enough or time.monotonic() > start + self.seconds / 2:
