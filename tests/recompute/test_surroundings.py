@@ -145,6 +145,18 @@ LOOKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def assert_same_when_all_is_dropped(build: Callable[[], nn.Module]) -> None:
+    outcomes = []
+    for plan in (False, True):
+        torch.manual_seed(0)
+        model, x = build(), torch.randn(5, 8)
+        if plan:
+            install(model, script(model, (x,)))
+        model(x).backward()
+        outcomes.append(results(model))
+    assert_same(*outcomes)
+
+
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_a_backward_writes_over_is_not_taken_for_the_value(look: str) -> None:
     class Model(nn.Module):
@@ -158,15 +170,7 @@ def test_what_a_backward_writes_over_is_not_taken_for_the_value(look: str) -> No
             end: torch.Tensor = WritesOver.apply(LOOKS[look](h)).sum()
             return other + end * end
 
-    outcomes = []
-    for plan in (False, True):
-        torch.manual_seed(0)
-        model, x = Model(), torch.randn(5, 8)
-        if plan:
-            install(model, script(model, (x,)))
-        model(x).backward()
-        outcomes.append(results(model))
-    assert_same(*outcomes)
+    assert_same_when_all_is_dropped(Model)
 
 
 class LooksInInferenceMode(torch.autograd.Function):
@@ -196,15 +200,7 @@ def test_what_is_made_again_in_inference_mode_serves_those_who_are_not_in_it() -
             end: torch.Tensor = LooksInInferenceMode.apply(h).sum()
             return other + end
 
-    outcomes = []
-    for plan in (False, True):
-        torch.manual_seed(0)
-        model, x = Model(), torch.randn(5, 8)
-        if plan:
-            install(model, script(model, (x,)))
-        model(x).backward()
-        outcomes.append(results(model))
-    assert_same(*outcomes)
+    assert_same_when_all_is_dropped(Model)
 
 
 def test_nothing_is_packed_in_inference_mode() -> None:

@@ -119,7 +119,7 @@ class Problem:
 
 def candidates(trace: Trace, *, with_loss: bool) -> tuple[int, list[int]]:
     """The step planned for (the last) and its ops that can be replayed and whose results matter to backward."""
-    step = max((op.step for op in trace.ops), default=0)
+    step = trace.last_step
     phases = (Phase.FORWARD, Phase.LOSS) if with_loss else (Phase.FORWARD,)
     able = {}
     for op in trace.ops:

@@ -82,7 +82,7 @@ class Search:
     _seen: dict[tuple[frozenset[int], frozenset[Any]], Candidate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        step = max((op.step for op in self.trace.ops), default=0)
+        step = self.trace.last_step
         self.part = replayed_part(self.trace, step)
         peaks = phase_peaks(self.trace, simulate(self.trace, workspace=self.workspace, detail=False))
         self.other_peak_bytes = max((n for (_, phase), n in peaks.items() if phase is Phase.OPTIMIZER), default=0)

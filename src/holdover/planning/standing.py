@@ -23,7 +23,7 @@ class Standing:
 
     def __init__(self, trace: Trace, overheads: Overheads, *, with_loss: bool) -> None:
         self.trace, self.overheads = trace, overheads
-        step = max((op.step for op in trace.ops), default=0)
+        step = trace.last_step
         phases = (Phase.FORWARD, Phase.LOSS) if with_loss else (Phase.FORWARD,)
         inside = {c.id for c in trace.calls if with_loss or c.key != OUTSIDE}
         self.parent = {c.id: c.parent for c in trace.calls}

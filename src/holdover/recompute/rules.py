@@ -14,7 +14,9 @@ from holdover.recompute._torch import OpOverload
 from holdover.trace.ops import (
     ONLY_IN_TRAINING,
     OVERWRITES,
+    dropout_position,
     generator_argument,
+    is_random,
     obstacle,
     running_statistics,
     takes_a_place,
@@ -68,9 +70,9 @@ class Op:
         self.writes = written_arguments(func)
         self.statistics = running_statistics(func)
         self.simple = self.counted and not self.writes and not self.statistics and type(func) is OpOverload
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.random = is_random(func)
         self.generator = generator_argument(func)
-        self.dropout = self.argument_names.index("dropout_p") if "dropout_p" in self.argument_names else -1
+        self.dropout = dropout_position(func)
         self.resizes = torch.Tag.inplace_view in func.tags
         self.overwrites = self.packet in OVERWRITES or (bool(self.writes) and self.writes[0][1] == "out")
         self.obstacle = obstacle(func)

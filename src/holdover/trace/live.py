@@ -71,10 +71,7 @@ class LiveStorages:
         """A storage that changed its size is another allocation: the old one goes, a new one comes."""
         self.trace.events.append((Event.DROP, live.storage))
         old = self.trace.storages[live.storage]
-        storage = tensor.untyped_storage()
-        number, nbytes = len(self.trace.storages), storage.nbytes()
-        self.trace.storages.append(Storage(number, nbytes, old.device, old.category, old.name))
-        made = self.watch(storage, number, self._new_value(number, 0, -1, tensor), nbytes, version_of(tensor))
+        made = self.allocate(tensor, old.category, old.name, maker=-1)
         live.ref = made.ref  # the one before would tell of the old one's end a second time
         return made
 
