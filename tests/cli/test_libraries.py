@@ -58,10 +58,12 @@ def test_classes_and_names_are_built_without_their_memory(run: Run) -> None:
     ("model", "said"),
     [
         ("transformers:NoSuchModel", "transformers has no model class 'NoSuchModel'"),
+        ("transformers:LlamaForCausal", "transformers has no model class 'LlamaForCausal'; near it: LlamaForCausalLM"),
         ("transformers:nowhere.json", "cannot read nowhere.json: No such file or directory"),
         ("transformers:empty.json", 'empty.json is not a transformers configuration: it has no "model_type"'),
         ("transformers:broken.json", "broken.json is not JSON"),
-        ("timm:resnet19", "timm has no model 'resnet19'"),
+        ("timm:resnet19", "timm has no model 'resnet19'; near it: resnet"),
+        ("timm:resnet19", "timm.list_models() lists all"),
         ("timm:resnet18", "--seq 16: resnet18 takes images, which have no tokens to count; leave the option out"),
         ("torchvision:resnet18", "--seq 16: resnet18 takes images"),
         ("torchvision:resnet5", "torchvision has no model 'resnet5'; near it: "),

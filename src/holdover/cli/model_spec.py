@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -21,10 +20,13 @@ from typing import Any
 import torch
 
 from holdover.errors import ModelSpecError
+from holdover.names import near
 
 FORMS = "path/to/file.py:factory, transformers:CONFIG.json, transformers:CLASS, timm:NAME or torchvision:NAME"
+LIBRARIES = ("transformers", "timm", "torchvision")
 BATCH = 8  # where none is asked for
 CLASSES = 1000  # of an image classifier, where it does not say
+_MODEL_CLASS = re.compile(r"Model$|For[A-Z]\w+$")  # how the names of transformers' models end
 
 
 @dataclass
@@ -55,7 +57,7 @@ def load(spec: str, *, batch: int | None = None, seq: int | None = None, meta: b
 
 def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelStep:
     kind, colon, name = spec.partition(":")
-    if colon and name and kind in ("transformers", "timm", "torchvision"):
+    if colon and name and kind in LIBRARIES:
         place: AbstractContextManager[Any] = torch.device("meta") if meta else nullcontext()
         builder = {"transformers": _from_transformers, "timm": _from_timm, "torchvision": _from_torchvision}[kind]
         try:
@@ -66,6 +68,8 @@ def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelSte
         except Exception as error:
             raise ModelSpecError(f"{kind} could not build {name!r}: {_said(error)}") from error
     file, colon, factory = spec.rpartition(":")
+    if colon and "." not in file and not Path(file).exists() and (libraries := near(file, LIBRARIES)):
+        raise ModelSpecError(f"MODEL {spec!r} is of no library that is known, {', '.join(LIBRARIES)}{libraries}")
     if not colon and spec.endswith(".py"):
         known = _functions(_import_file(Path(spec)))
         raise ModelSpecError(f"MODEL {spec!r} names no function: write {spec}:FUNCTION; {known}")
@@ -155,8 +159,7 @@ def _taken(make: Callable[..., Any], sizes: Mapping[str, int | None], what: str)
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], cutoff=0.7)
-        hint = ": it is a directory" if path.is_dir() else f"; near it: {', '.join(near)}" if near else ""
+        hint = ": it is a directory" if path.is_dir() else near(path.name, (p.name for p in path.parent.glob("*.py")))
         raise ModelSpecError(f"there is no file {path}{hint}")
     name = path.stem if path.stem not in sys.modules else f"model_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -212,7 +215,8 @@ def _from_transformers(name: str, batch: int, seq: int | None) -> ModelStep:
     else:
         cls = getattr(transformers, name, None)
         if cls is None or not getattr(cls, "config_class", None):
-            raise ModelSpecError(f"transformers has no model class {name!r}: write for example LlamaForCausalLM")
+            told = near(name, filter(_MODEL_CLASS.search, dir(transformers))) or ": write for example LlamaForCausalLM"
+            raise ModelSpecError(f"transformers has no model class {name!r}{told}")
         config = cls.config_class()
     model = cls._from_config(config) if hasattr(cls, "_from_config") else cls(config)
     model.train()
@@ -261,8 +265,8 @@ def _transformers_config(transformers: ModuleType, path: Path) -> tuple[Any, Any
 def _from_timm(name: str, batch: int, seq: int | None) -> ModelStep:
     timm = _library("timm")
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name}*")[:5]
-        raise ModelSpecError(f"timm has no model {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+        lists = "timm.list_models() lists all"
+        raise ModelSpecError(f"timm has no model {name!r}{near(name, timm.list_models())}; {lists}")
     _refuse_seq(seq, name)
     model = timm.create_model(name, pretrained=False)
     return _classifier(model, batch, timm.data.resolve_model_data_config(model)["input_size"])
@@ -271,8 +275,8 @@ def _from_timm(name: str, batch: int, seq: int | None) -> ModelStep:
 def _from_torchvision(name: str, batch: int, seq: int | None) -> ModelStep:
     models = _library("torchvision").models
     if name not in models.list_models():
-        near = [known for known in models.list_models() if name in known][:5]
-        raise ModelSpecError(f"torchvision has no model {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+        lists = "torchvision.models.list_models() lists all"
+        raise ModelSpecError(f"torchvision has no model {name!r}{near(name, models.list_models())}; {lists}")
     _refuse_seq(seq, name)
     return _classifier(models.get_model(name, weights=None), batch, (3, 224, 224))
 

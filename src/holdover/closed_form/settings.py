@@ -18,6 +18,7 @@ from holdover.closed_form.presets import PAPER_LAYOUTS, PRESETS
 from holdover.closed_form.rates import Cluster, cluster_of
 from holdover.closed_form.recompute import Recompute
 from holdover.cost.devices import card
+from holdover.names import near
 from holdover.units import parse_bytes
 
 CODE: dict[str, Kernels] = {"megatron": MEGATRON, "huggingface": HUGGING_FACE, "paper": PAPER}
@@ -164,6 +165,7 @@ class Settings:
         if path.suffix != ".json" and not path.is_dir():
             raise ConfigurationError(
                 f"unknown model {self.model!r}: give the path of a config.json, or one of {', '.join(PRESETS)}"
+                f"{near(self.model, PRESETS)}"
             )
         return from_config(path, sequence=self.seq or None)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import DeviceError, UnitError
+from holdover.names import near
 from holdover.units import parse_bytes
 
 _GIB = 2**30
@@ -280,4 +281,4 @@ def card(name: str) -> Card:
         return cards[started[0]]
     if started:
         raise DeviceError(f"{name!r} comes in several kinds: {', '.join(started)}")
-    raise DeviceError(f"unknown card {name!r}; the table has {', '.join(cards)}")
+    raise DeviceError(f"unknown card {name!r}; the table has {', '.join(cards)}{near(name, cards)}")
