@@ -91,7 +91,7 @@ def _solved(
 ) -> Plan:  # fmt: skip
     workspace, unknown = workspaces(recording.trace)
     problem, priced = _priced(recording, workspace)
-    search = GraphSearch(problem, workspace, same_places(problem), seconds=time_limit)
+    search = GraphSearch(problem, workspace, same_places(problem), seconds=time_limit / 3)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
     fits = limit is not None and plain.peak_bytes <= limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from holdover.cost.roofline import copy_seconds_per_byte, modelled
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.on_card import place_of
-from holdover.planning.bound import Bound, bound_seconds
+from holdover.planning.bound import Bound
 from holdover.planning.describe import described
 from holdover.planning.inputs import checked_pairs, planned_shape, shapes_of
 from holdover.planning.on_card import CardBudget, budget_kind_of
@@ -46,7 +47,7 @@ def plan(
     with_loss: bool = False,
     compiled: bool | str = False,
     also: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = (),
-    time_limit: float = 20.0,
+    time_limit: float = 60.0,
 ) -> Plan:
     """Choose what to recompute so that the peak of the training step meets `budget` at the least extra time.
 
@@ -65,7 +66,8 @@ def plan(
         also: further `(args, kwargs)` that the model is trained on, of other batch sizes or lengths. The budget then
             holds at all of these shapes; a share is one of the largest shape's peak. Where one plan for all would cost
             noticeably more time, there are several (`Plan.variants`), and each forward follows the one for its shapes.
-        time_limit: seconds that the solver may take, about; the best plan so far is what comes back.
+        time_limit: seconds that the solver may take in all, about; the best plan so far is what comes back, with its
+            bound. Recording and pricing are not counted.
 
     Raises:
         BudgetError: the budget is below the lowest peak that can be reached; says what that floor is made of.
@@ -114,7 +116,7 @@ def plan(
 
 def plan_of(
     trace: Trace, budget: int | float | str, *, precision: str | None = None, with_loss: bool = False,
-    time_limit: float = 20.0, card: Card | None = None, budget_kind: str | None = None,
+    time_limit: float = 60.0, card: Card | None = None, budget_kind: str | None = None,
 ) -> Plan:  # fmt: skip
     """The plan for a recorded step; `budget` as `units.parse_budget` returns it, `card` the one it was recorded for."""
     workspace, unknown = workspaces(trace)
@@ -122,7 +124,7 @@ def plan_of(
     if card is not None:
         account = CardBudget(card, budget_kind_of(budget_kind, card), budget)
         return _plan_on_card(trace, problem, workspace, account, priced, precision, unknown, time_limit)
-    search = Search(problem, workspace, same_places(problem), seconds=time_limit)
+    search = limited(problem, workspace, time_limit)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
     search, floor = lowest_of(search, quick=limit is not None)
@@ -136,6 +138,13 @@ def plan_of(
     )  # fmt: skip
 
 
+def limited(problem: Problem, workspace: Mapping[int, int], time_limit: float) -> Search:
+    """A search of `time_limit` seconds in all: a third for the lowest peak, for the cheapest plan, for the proof."""
+    return Search(
+        problem, workspace, same_places(problem), seconds=time_limit / 3, deadline=time.monotonic() + time_limit
+    )
+
+
 def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None) -> tuple[Search, Candidate, float]:
     """The cheapest candidate whose peak is at most `limit`, or the floor, and the proved bound in seconds.
 
@@ -146,7 +155,7 @@ def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None
         return Search(problem, search.workspace, search.everywhere), plain, 0.0
     bound = Bound(problem)
     budget_bytes = limit if limit is not None else floor.peak_bytes
-    least = bound.seconds(budget_bytes)
+    least = bound.seconds(budget_bytes, time_limit=search.left(1 / 2))
     best = floor if limit is None else search.cheapest(limit, floor, least)
     return search, best, proved(bound, search, best, budget_bytes, least)
 
@@ -155,7 +164,10 @@ def proved(bound: Bound, search: Search, best: Candidate, budget_bytes: int, lea
     """`least`, or a better bound where `best` is far from it: by the moments at which it is near the budget."""
     if best.seconds <= least + search.close_seconds:
         return least
-    return bound.seconds(budget_bytes, moments=search.tight(best), whole=search.seconds / 4)
+    tight = search.tight(best)
+    return max(
+        least, bound.seconds(budget_bytes, moments=tight, time_limit=search.left(1 / 2), whole=search.left(1 / 4))
+    )
 
 
 def _plan_on_card(
@@ -163,7 +175,7 @@ def _plan_on_card(
     precision: str | None, unknown: list[str], time_limit: float,
 ) -> Plan:  # fmt: skip
     """The same where the budget is for what a card's allocator shows."""
-    search = Search(problem, workspace, same_places(problem), seconds=time_limit)
+    search = limited(problem, workspace, time_limit)
     plain = search.judge(())
     limit = account.limit(search, plain)
     fits = limit is not None and account.counted(search, plain) <= limit
@@ -173,10 +185,12 @@ def _plan_on_card(
         best, least = plain, 0.0
     elif limit is None:
         best = account.lowest(search, floor)
-        least = bound_seconds(problem, account.tensor_bytes(trace, account.counted(search, best)))
+        least = Bound(problem).seconds(
+            account.tensor_bytes(trace, account.counted(search, best)), time_limit=search.left(1 / 2)
+        )
     else:
         bound, most = Bound(problem), account.tensor_bytes(trace, limit)
-        least = bound.seconds(most)
+        least = bound.seconds(most, time_limit=search.left(1 / 2))
         best = account.cheapest(search, floor, limit, least)
         least = proved(bound, search, best, most, least)
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
@@ -204,7 +218,9 @@ def lowest_of(search: Search, *, quick: bool = False) -> tuple[Search, Candidate
     kept = sum(need.nbytes for need in problem.needs.values() if need.saved)
     if gain > PACK_SHARE * kept:
         spread = {twin: pack[v] for v in pack for twin in twins(trace, v, search.everywhere)}
-        packing = Search(problem, search.workspace, search.everywhere, spread, seconds=search.seconds)
+        packing = Search(
+            problem, search.workspace, search.everywhere, spread, seconds=search.seconds, deadline=search.deadline
+        )
         lower = packing.lowest(quick=quick)
         if lower.peak_bytes < floor.peak_bytes:
             return packing, lower

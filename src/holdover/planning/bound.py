@@ -40,7 +40,9 @@ from holdover.trace.clones import clone_before
 MOST_COLUMNS = 40_000
 """Variables from which on no more moments are looked at."""
 
-MOMENTS_AT_ONCE = 6
+MOMENTS_AT_ONCE, IF_LARGE, LARGE = 6, 1, 10_000
+"""Moments that are added together before solving again; the second number from so many variables on, where each
+makes the solver noticeably slower and most that look violated are met once the worst of them is."""
 
 
 def bound_seconds(
@@ -285,7 +287,8 @@ class Bound:
             if found[0] is None:
                 break
             x, value = found[0], max(value, found[1])
-            broken = [t for t in worst(self.curve(x[: self.binaries]) - budget) if t not in self.memory]
+            most = IF_LARGE if self.size > LARGE else MOMENTS_AT_ONCE
+            broken = [t for t in worst(self.curve(x[: self.binaries]) - budget) if t not in self.memory][:most]
             if not broken or self.size > MOST_COLUMNS:
                 break
             for t in broken:

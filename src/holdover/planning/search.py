@@ -70,13 +70,17 @@ class Candidate:
 
 @dataclass
 class Search:
-    """The search for plans of one problem. `everywhere` maps an op to the same op in the other steps of the trace."""
+    """The search for plans of one problem. `everywhere` maps an op to the same op in the other steps of the trace.
+
+    `seconds` are for each of its parts (the lowest peak, the cheapest plan), `deadline` ends all: a monotonic time.
+    """
 
     problem: Problem
     workspace: Mapping[int, int]
     everywhere: Mapping[int, tuple[int, ...]]
     pack: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 20.0
+    deadline: float = float("inf")
     _chain: Chain | None = None
     _parts: list[dict[int, int]] | None = None
     _seen: dict[tuple[frozenset[int], frozenset[Any]], Candidate] = field(default_factory=dict)
@@ -146,6 +150,14 @@ class Search:
         tied = classes_of(self.problem, part) if len(self.problem.eligible) > TIE_ABOVE else None
         return milp.build_model(self.problem, part, tied, near.recorded if near is not None else None)
 
+    def until(self, share: float) -> float:
+        """The end of what begins now and may take a share of the seconds for a part."""
+        return time.monotonic() + self.left(share)
+
+    def left(self, share: float) -> float:
+        """Seconds of that share which the deadline leaves."""
+        return max(min(share * self.seconds, self.deadline - time.monotonic()), 0.0)
+
     @property
     def close_seconds(self) -> float:
         """How near to its bound a plan is good enough."""
@@ -157,7 +169,7 @@ class Search:
 
         A `quick` look at a large problem asks the dynamic programme alone.
         """
-        until = time.monotonic() + self.seconds / 2
+        until = self.until(1 / 2)
         quick = quick and len(self.problem.eligible) > QUICK_ABOVE
         usual = [self.judge(c) for c in itertools.islice(self.usual(), USUAL_QUICK if quick else None)]
         best = min(self.judge(()), *usual, key=lambda c: (c.peak_bytes, c.seconds))
@@ -174,11 +186,11 @@ class Search:
                 if near is not None and found.peak_bytes >= near.peak_bytes:
                     break
                 near = found
-        best = self.deepest(best, time.monotonic() + self.seconds / 4)
+        best = self.deepest(best, self.until(1 / 4))
         starts = [best, *sorted(usual, key=lambda c: (c.peak_bytes, c.seconds))[:STARTS]]
-        until = time.monotonic() + self.seconds / 8
+        until = self.until(1 / 8)
         best = min((self.lower(c, until) for c in starts), key=lambda c: (c.peak_bytes, c.seconds))
-        return self.cheaper(best, best.peak_bytes, time.monotonic() + self.seconds / 8)
+        return self.cheaper(best, best.peak_bytes, self.until(1 / 8))
 
     def cheapest(self, budget: int, floor: Candidate, least_seconds: float) -> Candidate:
         """The cheapest plan found whose simulated peak is at most `budget`; `floor` is one that meets it.
@@ -186,21 +198,21 @@ class Search:
         It ends early where hardly anything is left to gain: `least_seconds` is a bound on what any plan costs.
         """
         best = floor
-        start = time.monotonic()
+        half, whole = self.until(1 / 2), self.until(1)
         enough = least_seconds + self.close_seconds
         found: list[tuple[float, int, Candidate]] = []
         for n, part in enumerate(self.parts()):  # a quick look at each
-            if best.seconds <= enough or time.monotonic() > start + self.seconds / 2:
+            if best.seconds <= enough or time.monotonic() > half:
                 break
-            plan = self.within(self.model(part), budget, start + self.seconds / 2, QUICK)
+            plan = self.within(self.model(part), budget, half, QUICK)
             if plan is not None:
                 found.append((plan.seconds, n, plan))
                 best = min(best, plan, key=lambda c: (c.seconds, c.peak_bytes))
         for _, n, near in sorted(found)[:PROMISING]:  # and more rounds where it was promising
             for _ in range(ROUNDS - 1):
-                if best.seconds <= enough or time.monotonic() > start + self.seconds:
+                if best.seconds <= enough or time.monotonic() > whole:
                     break
-                plan = self.within(self.model(self.parts()[n], near), budget, start + self.seconds, THOROUGH)
+                plan = self.within(self.model(self.parts()[n], near), budget, whole, THOROUGH)
                 if plan is None or plan.seconds >= near.seconds:
                     break
                 near = plan
@@ -210,9 +222,9 @@ class Search:
         fitting = [c for c in self.judged() if c.peak_bytes <= budget]
         best = min([best, *fitting], key=lambda c: (c.seconds, c.peak_bytes))
         if best.seconds > enough:
-            best = self.stepped(best, budget, time.monotonic() + self.seconds / 8)
+            best = self.stepped(best, budget, self.until(1 / 8))
         if best.seconds > enough:
-            best = self.cheaper(best, budget, time.monotonic() + self.seconds / 8)
+            best = self.cheaper(best, budget, self.until(1 / 8))
         return best
 
     def chain(self) -> Chain | None:
@@ -298,7 +310,8 @@ class Search:
         for start in sorted(over, key=lambda c: (c.peak_bytes / budget - 1) + c.seconds / best.seconds)[:PROMISING]:
             now = start
             while now.peak_bytes > budget and now.seconds < best.seconds and time.monotonic() < until:
-                changed = [self.judge(n, now.stages) for n in self.neighbours(now)]
+                left = itertools.takewhile(lambda _: time.monotonic() < until, self.neighbours(now))
+                changed = [self.judge(n, now.stages) for n in left]
                 lower = [c for c in changed if c.peak_bytes < now.peak_bytes]
                 if not lower:
                     break

@@ -6,12 +6,13 @@ Each candidate is simulated at each shape.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdover.errors import BudgetError
 from holdover.memory.estimate import workspaces
-from holdover.planning.api import below_floor, lowest_of, priced_problem, same_places, within
+from holdover.planning.api import below_floor, limited, lowest_of, priced_problem, within
 from holdover.planning.choices import choices_of
 from holdover.planning.describe import described
 from holdover.planning.inputs import Shapes, planned_shape, show
@@ -61,7 +62,7 @@ class _Shape:
 
 def plan_shapes(
     recorded: Sequence[tuple[Shapes, Trace]], budget: int | float | str, *, precision: str | None = None,
-    with_loss: bool = False, time_limit: float = 20.0,
+    with_loss: bool = False, time_limit: float = 60.0,
 ) -> Plan:  # fmt: skip
     """The plan for several recordings of one step; its figures are those of the dearest: the highest peak unplanned.
 
@@ -73,7 +74,8 @@ def plan_shapes(
     Raises:
         BudgetError: a shape cannot meet the budget; says which.
     """
-    known = [_known(shapes, trace, with_loss, time_limit / len(recorded)) for shapes, trace in recorded]
+    deadline = time.monotonic() + time_limit
+    known = [_known(shapes, trace, with_loss, time_limit / len(recorded), deadline) for shapes, trace in recorded]
     limit = _limit(known, budget)
     for shape in known:
         if limit < shape.floor.peak_bytes and limit < shape.plain.peak_bytes:
@@ -90,10 +92,11 @@ def plan_shapes(
     return _assembled(known, plans, limit, asked, precision)
 
 
-def _known(shapes: Shapes, trace: Trace, with_loss: bool, seconds: float) -> _Shape:
+def _known(shapes: Shapes, trace: Trace, with_loss: bool, time_limit: float, deadline: float) -> _Shape:
     workspace, unknown = workspaces(trace)
     problem, priced = priced_problem(trace, workspace, with_loss=with_loss)
-    search = Search(problem, workspace, same_places(problem), seconds=seconds)
+    search = limited(problem, workspace, time_limit)
+    search.deadline = deadline  # of all shapes together
     plain = search.judge(())
     search, floor = lowest_of(search)
     return _Shape(shapes, trace, search, plain, floor, priced, unknown)

@@ -25,7 +25,7 @@ class Recorded:
     card: Card | None = None
     precision: str | None = None
 
-    def plan(self, budget: int | float | str, *, time_limit: float = 20.0) -> Plan:
+    def plan(self, budget: int | float | str, *, time_limit: float = 60.0) -> Plan:
         """The plan for a budget, which is as `units.parse_budget` returns it.
 
         Raises:
