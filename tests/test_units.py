@@ -97,6 +97,14 @@ def test_bytes_survive_the_way_through_text(nbytes: int) -> None:
     assert parse_bytes(format_bytes(nbytes, "B").replace(",", "")) == nbytes
 
 
+@given(st.integers(1, 2**50), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
+def test_three_digits_of_any_size_are_told_whatever_unit_it_stands_among(nbytes: int, unit: str) -> None:
+    figure, own = format_bytes(nbytes, unit).split()
+    told = parse_bytes(f"{figure.replace(',', '')}{own}")
+    assert abs(told - nbytes) <= 0.005 * nbytes + 1  # which is read rounded down
+    assert own == "B" or float(figure.replace(",", "")) >= 1
+
+
 @given(st.lists(st.integers(0, 2**45), max_size=20), st.sampled_from(["B", "KiB", "MiB", "GiB"]))
 def test_printed_parts_add_up_to_the_printed_total(parts: list[int], unit: str) -> None:
     cents = [round(float(figure.replace(",", "")) * 100) for figure in format_parts(parts, unit)]
@@ -105,5 +113,8 @@ def test_printed_parts_add_up_to_the_printed_total(parts: list[int], unit: str) 
 
 def test_formats() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 5 * 2**30)] == ["0 B", "1,023 B", "1.00 KiB", "5.00 GiB"]
+    assert [format_bytes(n, "GiB") for n in (0, -(2**21), 2**30 - 2**20, 2**33)] == [
+        "0 B", "-2.00 MiB", "1,023.00 MiB", "8.00 GiB"
+    ]  # fmt: skip
     assert binary_unit(2**40) == "TiB"
     assert format_share(-0.0312, sign=True) == "-3.1 %"

@@ -12,7 +12,8 @@ ALIKE = 0.6
 
 
 def nearest(name: str, known: Iterable[str], most: int = MOST) -> list[str]:
-    """Known names like `name`, the most alike first: equal but for case and punctuation, containing it, spelt nearly so.
+    """Known names like `name`, the most alike first: those that contain it, then like spellings; case and punctuation
+    do not count.
 
     >>> nearest("llama-3-70b", ["gpt3-175b", "llama3-8b", "llama3-70b"], 1), nearest("zzz", ["gpt3-175b"])
     (['llama3-70b'], [])

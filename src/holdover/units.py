@@ -146,15 +146,24 @@ def format_bytes(nbytes: int, unit: str | None = None) -> str:
 
     Args:
         nbytes: bytes.
-        unit: B, KiB, MiB, GiB or TiB; None takes the largest that fits.
+        unit: B, KiB, MiB, GiB or TiB, for sizes that stand together; None takes the largest that fits. A size below 1
+            of it takes its own all the same, so that at least three digits of any size are told.
 
-    >>> format_bytes(1536), format_bytes(0), format_bytes(25 * 2**30, "MiB")
-    ('1.50 KiB', '0 B', '25,600.00 MiB')
+    >>> format_bytes(1536), format_bytes(0), format_bytes(25 * 2**30, "MiB"), format_bytes(1536, "GiB")
+    ('1.50 KiB', '0 B', '25,600.00 MiB', '1.50 KiB')
     """
-    unit = unit or binary_unit(nbytes)
-    if unit == "B":
-        return f"{nbytes:,} B"
-    return f"{nbytes / _BINARY[unit]:,.2f} {unit}"
+    own = binary_unit(nbytes)
+    unit = unit if unit is not None and _BINARY[unit] < _BINARY[own] else own
+    return f"{nbytes:,} B" if unit == "B" else f"{figure(nbytes, unit)} {unit}"
+
+
+def figure(nbytes: int, unit: str) -> str:
+    """A size in a unit that is written elsewhere, as above a column.
+
+    >>> figure(1536, "KiB"), figure(1536, "MiB")
+    ('1.50', '0.00')
+    """
+    return f"{nbytes / _BINARY[unit]:,.2f}"
 
 
 def format_seconds(seconds: float) -> str:

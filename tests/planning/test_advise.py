@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,8 +34,18 @@ def peak() -> int:
     return estimate(model(), (torch.ones(ROWS, 8),)).peak_bytes
 
 
-def test_what_fits_is_stored(peak: int) -> None:
-    found = ask(2 * peak)
+@pytest.fixture(scope="module")
+def enough(peak: int) -> Advice:
+    return ask(2 * peak)
+
+
+@pytest.fixture(scope="module")
+def too_little(peak: int) -> Advice:
+    return ask(3 * peak // 4, optimizer="adamw")
+
+
+def test_what_fits_is_stored(peak: int, enough: Advice) -> None:
+    found = enough
     assert found.fits
     assert (found.constraint, found.floor, found.levers) == ("time", None, ())
     (option,) = found.options
@@ -51,9 +62,59 @@ def test_what_fits_is_stored(peak: int) -> None:
     assert "of float32[400, 8]" in str(found)
 
 
-def test_what_does_not_fit_is_recomputed_or_accumulated_and_both_prices_are_told(peak: int) -> None:
-    memory = 3 * peak // 4
-    found = ask(memory, optimizer="adamw")
+def test_sizes_far_below_the_memory_are_told_in_a_unit_that_shows_them(peak: int, enough: Advice) -> None:
+    printed = str(replace(enough, memory_bytes=8 * 2**30))
+    assert " 8.00 GiB" in printed
+    assert f" {peak / 2**20:.2f} MiB " in printed
+    assert " 0.00 GiB" not in printed
+    assert " 0.01 GiB" not in printed
+
+
+def test_every_batch_that_was_recorded_is_listed(enough: Advice, too_little: Advice) -> None:
+    for found in (enough, too_little):
+        listed = [batch for batch, _ in found.growth.peaks]
+        assert listed == sorted(listed)
+        assert {rate.batch for rate in found.rates} <= set(listed)
+        assert {option.micro_batch for option in found.options} <= set(listed)
+        printed = " ".join(str(found).split())
+        assert f"recorded at batch {', '.join(f'{batch:,}' for batch in listed)}: peaks on one line" in printed
+
+
+def test_where_the_search_ends_before_the_memory_it_says_so(peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdover.planning.batch.MOST", ROWS + 100)
+    found = ask(2 * peak)
+    assert (found.growth.largest, found.growth.largest_accumulating) == (ROWS + 99, ROWS + 99)
+    assert found.growth.limit == "larger ones were not tried"
+    assert found.verdict.endswith("enough for batch 499 (larger ones were not tried).")
+    said = "largest batch without recomputation: 499, which is not the most that memory allows (larger ones were not"
+    assert said in " ".join(str(found).split())
+    assert max(rate.batch for rate in found.rates) == ROWS + 99
+
+
+def test_where_a_larger_batch_cannot_be_recorded_it_says_so_and_slow_batches_are_not_timed(
+    peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdover.planning.advise.MOST_SECONDS", 1e-9)
+
+    class Few(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.shift = model(), nn.Parameter(torch.zeros(ROWS + 1, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x + self.shift[: len(x)])
+
+    found = advise(Few(), (torch.ones(ROWS, 8),), memory=2 * peak, time_limit=2)
+    assert found.growth.largest == ROWS + 1
+    assert found.growth.limit.startswith("a larger one cannot be recorded: ")
+    assert "must match the size of tensor" in found.growth.limit
+
+    assert [rate.batch for rate in found.rates] == [ROWS]
+    assert found.notes[-1].startswith(f"Batches from {(ROWS + 1) // 4} on would take more than 0 s")
+
+
+def test_what_does_not_fit_is_recomputed_or_accumulated_and_both_prices_are_told(too_little: Advice) -> None:
+    found, memory = too_little, too_little.memory_bytes
     assert found.constraint == "memory"
     kinds = {option.kind: option for option in found.options}
     assert set(kinds) == {"recompute", "accumulate"}

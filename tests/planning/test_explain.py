@@ -161,3 +161,28 @@ def test_names_find_what_they_say(step: Recorded) -> None:
     assert all(trace.ops[trace.values[v].maker].step == 1 for v in find(trace, "."))
     (value,) = find(trace, "0.up.weight")
     assert trace.storages[trace.values[value].storage].name == "0.up.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("1:gelu", ["1.act:gelu"]),  # of a module in it
+        (":gelu", [f"{n}.act:gelu" for n in range(4)]),
+        ("0.up:gelu", []),
+        ("9:gelu", [f"{n}.act:gelu" for n in range(4)]),
+    ],
+)
+def test_what_is_offered_is_there_and_is_not_what_was_asked_for(step: Recorded, name: str, near: list[str]) -> None:
+    with pytest.raises(HoldoverError) as error:
+        find(step.trace, name)
+    said = str(error.value)
+    assert said.partition("; near it: ")[2] == ", ".join(near)
+    for offered in near:
+        assert find(step.trace, offered)
+
+
+def test_an_op_of_a_module_that_only_holds_others_is_answered_with_theirs(step: Recorded) -> None:
+    with pytest.raises(HoldoverError) as error:
+        find(step.trace, ":tanh")
+    assert str(error.value).startswith("the model itself makes nothing of its own, only the modules in it do, such as ")
+    assert "0.act:0 (aten.gelu.default)" in str(error.value)

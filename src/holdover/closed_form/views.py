@@ -15,7 +15,7 @@ from holdover.closed_form.megatron import Nearest
 from holdover.closed_form.rates import op_seconds
 from holdover.closed_form.recompute import Recompute
 from holdover.closed_form.sweep import Sweep
-from holdover.units import format_bytes, format_seconds, format_share
+from holdover.units import binary_unit, figure, format_bytes, format_seconds, format_share
 
 LEFT_OUT = "Not counted: CUDA context, library workspaces, communication buffers, the allocator's fragmentation."
 
@@ -77,11 +77,12 @@ def tensors_view(found: ClosedForm) -> RenderableType:
 def compare_view(named: Sequence[tuple[str, ClosedForm]]) -> RenderableType:
     """Several settings side by side, each at its heaviest stage."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("heaviest stage, GiB")
+    unit = binary_unit(max(found.heaviest.total_bytes for _, found in named))
+    table.add_column(f"heaviest stage, {unit}")
     for name, _ in named:
         table.add_column(name, justify="right", overflow="fold")
     for label, field in _PARTS:
-        cells = [f"{getattr(found.heaviest, field) / 2**30:,.2f}" for _, found in named]
+        cells = [figure(getattr(found.heaviest, field), unit) for _, found in named]
         table.add_row(label, *cells)
     table.add_section()
     table.add_row("stage", *(str(found.heaviest.index) for _, found in named))
@@ -105,7 +106,8 @@ def sweep_view(swept: Sweep, *, top: int, usable_bytes: int, title: str) -> Rend
     for name in ("tp", "cp", "pp", "dp", "ep", "zero", "batch", "schedule"):
         table.add_column(name, justify="left" if name == "schedule" else "right")
     table.add_column("recompute", overflow="fold")
-    for name in ("GiB", "step", "recompute time", "MFU"):
+    unit = binary_unit(min(found.peak_bytes for found in swept.fitting[:top]))
+    for name in (unit, "step", "recompute time", "MFU"):
         table.add_column(name, justify="right")
     for found in swept.fitting[:top]:
         x = found.layout
@@ -115,7 +117,7 @@ def sweep_view(swept: Sweep, *, top: int, usable_bytes: int, title: str) -> Rend
             f"{x.micro_batch} x {x.micro_batches}",
             schedule if x.pp > 1 else "-",
             recompute_name(found.recompute),
-            f"{found.peak_bytes / 2**30:.1f}",
+            figure(found.peak_bytes, unit),
             format_seconds(found.step_seconds),
             format_share(found.replay_seconds / (found.step_seconds - found.replay_seconds), sign=True),
             format_share(found.mfu),
@@ -184,30 +186,28 @@ def _stage_table(found: ClosedForm, every_stage: bool) -> Table:
     """Parts down and stages across, or, for every stage, the other way round."""
     table = Table(box=None, pad_edge=False)
     shown = _shown(found, every_stage)
-    table.add_column("GiB per GPU")
+    unit = binary_unit(found.heaviest.total_bytes)
+    table.add_column(f"{unit} per GPU")
     if every_stage:
         for name in ("layers", "flight", "weight", "grad", "optim", "activ", "embed", "head", "work", "total"):
             table.add_column(name, justify="right", no_wrap=True)
         for stage, name in shown:
-            table.add_row(name, str(stage.layers), _in_flight(stage), *(_gib(stage, field) for _, field in _PARTS))
+            sizes = [figure(getattr(stage, field), unit) for _, field in _PARTS]
+            table.add_row(name, str(stage.layers), _in_flight(stage), *sizes)
         return table
     for _, name in shown:
         table.add_column(name, justify="right")
     table.add_row("layers", *(str(stage.layers) for stage, _ in shown))
     table.add_row("micro-batches in flight", *(_in_flight(stage) for stage, _ in shown))
     for label, field in _PARTS[:-1]:
-        table.add_row(label, *(_gib(stage, field) for stage, _ in shown))
+        table.add_row(label, *(figure(getattr(stage, field), unit) for stage, _ in shown))
     table.add_section()
-    table.add_row(_PARTS[-1][0], *(_gib(stage, _PARTS[-1][1]) for stage, _ in shown))
+    table.add_row(_PARTS[-1][0], *(figure(getattr(stage, _PARTS[-1][1]), unit) for stage, _ in shown))
     return table
 
 
 def _in_flight(stage: Stage) -> str:
     return "+".join(map(str, stage.in_flight))
-
-
-def _gib(stage: Stage, field: str) -> str:
-    return f"{getattr(stage, field) / 2**30:,.2f}"
 
 
 def _shown(found: ClosedForm, every_stage: bool) -> list[tuple[Stage, str]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from holdover.errors import HoldoverError
 from holdover.memory.life import name_of, saved_values
 from holdover.trace.graph import EXISTING, OUTSIDE, Phase, Trace
 
 LOSS = "loss"
+MOST, MOST_OPS = 5, 12
 
 
 def find(trace: Trace, text: str) -> list[int]:
@@ -31,10 +32,18 @@ def find(trace: Trace, text: str) -> list[int]:
     >>> [name_of(trace, v) for text in ("0", "1:gelu", "0.weight") for v in find(trace, text)]
     ['0:0', '1:0', '0.weight']
     """
+    found = _found(trace, text)
+    if not found:
+        raise HoldoverError(_unknown(trace, text))
+    return found
+
+
+def _found(trace: Trace, text: str) -> list[int]:
+    """The same, and nothing where there is no such thing."""
     made = _made(trace)
     if text in made:
         return [made[text]]
-    existing = {s.name: s.id for s in trace.storages if s.name and s.category in EXISTING}
+    existing = _existing(trace)
     if text in existing:
         return [_at_start(trace, existing[text])]
     module, colon, op = text.rpartition(":")
@@ -43,10 +52,11 @@ def find(trace: Trace, text: str) -> list[int]:
         saved = set(saved_values(trace))
         if found:
             return [v for v in found if v in saved] or found
-    below = [v for v in saved_values(trace) if _is_below(trace, v, text)]
-    if below:
-        return below
-    raise HoldoverError(_unknown(trace, text, [*made, *existing]))
+    return [v for v in saved_values(trace) if _is_below(trace, v, text)]
+
+
+def _existing(trace: Trace) -> dict[str, int]:
+    return {s.name: s.id for s in trace.storages if s.name and s.category in EXISTING}
 
 
 def _made(trace: Trace) -> dict[str, int]:
@@ -83,24 +93,34 @@ def _is_below(trace: Trace, value: int, path: str) -> bool:
     return path in ("", ".") or path in (call.path, call.key) or call.path.startswith(f"{path}.")
 
 
-def _unknown(trace: Trace, text: str, names: Iterable[str]) -> str:
+def _unknown(trace: Trace, text: str) -> str:
     paths = [c.path for c in trace.calls if c.path]
+    made = _made(trace)
     module, colon, op = text.rpartition(":")
     if text in paths:
         return f"nothing that {text} makes is saved for backward, so there is nothing to drop there"
     if colon and (module in paths or module in ("", LOSS)):
-        own = dict.fromkeys(
-            f"{name} ({trace.ops[trace.values[v].maker].name})"
-            for name, v in _made(trace).items()
-            if _home(name) == module
-        )
+        below = [p for p in dict.fromkeys(paths) if p.startswith(f"{module}." if module else "")]
+        near = [name for name in (f"{path}:{op}" for path in below) if _found(trace, name)][:MOST]
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        own = _ops(trace, made, [module])
         if own:
-            return f"{module or 'the model itself'} has no op {op!r}; its ops: {', '.join(list(own)[:12])}"
-    choices = dict.fromkeys([*paths, *names])
-    near = _near(trace, text, paths, choices)[:5]
+            return f"{module or 'the model itself'} has no op {op!r}; its ops: {', '.join(own)}{hint}"
+        inner = _ops(trace, made, below)
+        if inner:
+            hint = hint or f", such as {', '.join(inner)}"
+            return f"{module or 'the model itself'} makes nothing of its own, only the modules in it do{hint}"
+    choices = dict.fromkeys([*paths, *made, *_existing(trace)])
+    near = _near(trace, text, paths, choices)
     return f"there is no module or tensor {text!r} in this step" + (
-        f"; near it: {', '.join(near)}" if near else f"; it begins with: {', '.join(list(choices)[:5])}"
+        f"; near it: {', '.join(near)}" if near else f"; it begins with: {', '.join(list(choices)[:MOST])}"
     )
+
+
+def _ops(trace: Trace, made: Mapping[str, int], modules: Collection[str]) -> list[str]:
+    """The first names of what some modules make themselves, each with its op."""
+    names = [name for name in made if _home(name) in modules]
+    return [f"{name} ({trace.ops[trace.values[made[name]].maker].name})" for name in names[:MOST_OPS]]
 
 
 def _near(trace: Trace, text: str, paths: Iterable[str], choices: Iterable[str]) -> list[str]:
@@ -109,11 +129,15 @@ def _near(trace: Trace, text: str, paths: Iterable[str], choices: Iterable[str])
     tails: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
         tails.setdefault(path.rpartition(".")[2], []).append(path)
-    return (
-        [path + colon + op for path in dict.fromkeys(paths) if path.endswith(f".{module}")]
-        or [name for name in choices if name.endswith(f".{text}")]
-        or list(dict.fromkeys(f"{_home(name)}:{text}" for name, v in _made(trace).items() if _is_named(trace, v, text)))
-        or [path + colon + op for like in difflib.get_close_matches(module, tails, cutoff=0.6) for path in tails[like]]
-        or difflib.get_close_matches(text, choices, n=5, cutoff=0.4)
-        or [name for name in choices if text and text in name]
+    made = _made(trace)
+    groups = (
+        [path + colon + op for path in dict.fromkeys(paths) if path.endswith(f".{module}")],
+        [name for name in choices if name.endswith(f".{text}")],
+        dict.fromkeys(f"{_home(name)}:{text}" for name, v in made.items() if _is_named(trace, v, text)),
+        [path + colon + op for like in difflib.get_close_matches(module, tails, cutoff=0.6) for path in tails[like]],
+        dict.fromkeys(f"{_home(name)}:{op}" for name, v in made.items() if op and _is_named(trace, v, op)),
+        difflib.get_close_matches(text, choices, n=MOST, cutoff=0.4),
+        [name for name in choices if text and text in name],
     )
+    there = ([name for name in group if name != text and _found(trace, name)] for group in groups)
+    return next((names[:MOST] for names in there if names), [])

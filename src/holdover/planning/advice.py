@@ -62,6 +62,7 @@ class Growth:
         linear: whether they lie on one line, to the byte, three of them at least.
         largest: the largest batch whose step fits without a plan, recorded, as is the next larger one; None if unknown.
         largest_accumulating: the same with the gradients of earlier micro-batches held.
+        limit: what stands against more than `largest`, where it is not the memory; "" where it is.
         reason: why the batch cannot be changed; "" where it can.
     """
 
@@ -71,6 +72,7 @@ class Growth:
     linear: bool
     largest: int | None
     largest_accumulating: int | None
+    limit: str = ""
     reason: str = ""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict
 
 import torch
 
@@ -13,7 +14,7 @@ from holdover.errors import BudgetError, UnitError
 from holdover.memory.estimate import workspaces
 from holdover.planning.advice import ACCUMULATE, AS_IS, BOTH, RECOMPUTE, SMALLER, Advice, Floor, Growth, Option, Rate
 from holdover.planning.api import priced_problem
-from holdover.planning.batch import MOST, Batches, Subject, is_linear, scale_of
+from holdover.planning.batch import Batches, Subject, is_linear, scale_of
 from holdover.planning.choices import choices_of
 from holdover.planning.levers import Lever, levers, loss_bytes
 from holdover.planning.plan import Plan
@@ -26,10 +27,20 @@ from holdover.units import format_bytes, format_share, parse_bytes
 PLANNED_RATES = 4
 """Batch sizes above the largest that fits for which a plan is made."""
 
+MOST_SECONDS = 5.0
+"""Batch sizes whose step takes longer on this machine are not timed."""
+
 NO_HELP = 0.99
 """A floor above this share of the step's own peak is no help."""
 
 Say = Callable[[str], None]
+
+
+class Recordings(TypedDict):
+    """What of a `Growth` is known only when all recordings have been made."""
+
+    peaks: tuple[tuple[int, int], ...]
+    linear: bool
 
 
 def advise(
@@ -83,6 +94,7 @@ class _Adviser:
         self.memory, self.time_limit, self.say = memory_bytes, time_limit, say
         self.scale = scale_of(subject)
         self.batches = Batches(subject, self.scale, lambda what: say(f"recording {what}"))
+        self.notes: list[str] = []
         self._seconds: dict[int, tuple[float, float]] = {}
         self._plans: dict[tuple[int, int | str], Plan | BudgetError] = {}
         say("recording the step")
@@ -143,6 +155,7 @@ class _Adviser:
         options = self.options(fits, growth)
         floor, found = (None, ()) if fits else self.floor()
         rates = self.rates(growth, options)
+        growth = replace(growth, **self.recorded())  # options, the floor and rates recorded more of them
         trace = self.need.step.trace
         return Advice(
             model=trace.model, inputs=trace.inputs, optimizer=trace.optimizer, precision=self.need.step.precision,
@@ -150,27 +163,33 @@ class _Adviser:
             memory_bytes=self.memory, batch=self.scale.batch, unplanned_peak_bytes=self.need.peak_bytes,
             step_seconds=sum(self.times(self.scale.batch)), priced=self.priced,
             constraint="time" if fits else "memory", verdict=self.verdict(fits, growth, options, floor),
-            options=options, floor=floor, levers=found, rates=rates, growth=growth, notes=tuple(trace.notes),
+            options=options, floor=floor, levers=found, rates=rates, growth=growth, notes=(*trace.notes, *self.notes),
         )  # fmt: skip
 
     def growth(self) -> Growth:
         """Find the largest batches that fit without a plan."""
         if not self.scale.batch:
             return Growth(
-                (), (), ((0, self.need.peak_bytes),), False, None, None, "no argument of the model is a tensor"
+                (), (), ((0, self.need.peak_bytes),), False, None, None, reason="no argument of the model is a tensor"
             )
         largest = self.batches.largest(self.memory, lambda need: need.peak_bytes)
         accumulating = self.batches.largest(self.memory, lambda need: need.accumulating_bytes)
-        peaks = {b: n.peak_bytes for b, n in self.batches.known().items()}
-        reason = ""
-        if len(peaks) == 1 and self.batches.reason:
+        limit = reason = ""
+        if len(self.batches.known()) == 1 and self.batches.reason:
             reason = f"the step cannot be recorded at another batch size: {self.batches.reason}"
-        elif largest + 1 >= MOST:
-            reason = f"batch {MOST - 1:,} fits too, and larger ones were not tried"
+        elif largest + 1 >= self.batches.most:
+            limit = "larger ones were not tried"
+        elif largest and self.batches.at(largest + 1) is None:
+            limit = f"a larger one cannot be recorded: {self.batches.reason}"
         return Growth(
-            self.scale.scaled, self.scale.fixed, tuple(peaks.items()), is_linear(peaks),
-            None if reason else largest, None if reason else accumulating, reason,
+            self.scale.scaled, self.scale.fixed, largest=None if reason else largest,
+            largest_accumulating=None if reason else accumulating, limit=limit, reason=reason, **self.recorded(),
         )  # fmt: skip
+
+    def recorded(self) -> Recordings:
+        """The peaks of all batch sizes that were recorded so far."""
+        peaks = {b: n.peak_bytes for b, n in self.batches.known().items()}
+        return {"peaks": tuple(peaks.items()), "linear": is_linear(peaks)}
 
     def options(self, fits: bool, growth: Growth) -> tuple[Option, ...]:
         """The ways to take the whole batch, quickest first."""
@@ -276,20 +295,35 @@ class _Adviser:
         if not self.scale.batch or not options:
             return ()
         largest = growth.largest or 0
-        plain = {b for b in (largest // 4, largest // 2, largest) if b} | (
-            {self.scale.batch} if self.need.peak_bytes <= self.memory else set()
-        )
+        plain = {b for b in (largest // 4, largest // 2, largest) if b}
+        slow = {b for b in plain if not self.quick(b)}
+        if self.need.peak_bytes <= self.memory:
+            plain.add(self.scale.batch)
+            plain |= {self.scale.batch * n for n in (4, 16)} if slow else set()
+        plain = {b for b in plain if b <= max(largest, self.scale.batch) and (self.quick(b) or b == self.scale.batch)}
         found = {b: self.rate(b, None) for b in sorted(plain) if self.batches.at(b) is not None}
         batch = max(largest, 1)
         grow = [-(-batch * 3 // 2), batch * 2, batch * 3, batch * 4] if largest else [1, 2, 4, 8]
         for b in sorted({*grow[:PLANNED_RATES], *({self.scale.batch} if self.need.peak_bytes > self.memory else ())}):
-            if growth.reason or self.batches.at(b) is None:
+            if not self.quick(b):
+                slow.add(b)
+            if growth.reason or growth.limit or b in slow or self.batches.at(b) is None:
                 continue
             plan = self.plan(b, self.memory)
             if plan is None:
                 break
             found[b] = self.rate(b, plan)
+        if slow:
+            self.notes.append(
+                f"Batches from {min(slow):,} on would take more than {MOST_SECONDS:.0f} s for a step here, and were "
+                "not timed."
+            )
         return tuple(found[b] for b in sorted(found))
+
+    def quick(self, batch: int) -> bool:
+        """Whether a step at this batch size would be timed soon enough: on a card that is not here it is modelled."""
+        at_once = sum(self.times(self.scale.batch)) * batch / self.scale.batch
+        return self.need.step.card is not None or at_once <= MOST_SECONDS
 
     def rate(self, batch: int, plan: Plan | None) -> Rate:
         need = self.batches.at(batch)
@@ -303,6 +337,7 @@ class _Adviser:
         if fits:
             left = format_bytes(self.memory - self.need.peak_bytes)
             more = f", enough for batch {growth.largest:,}" if growth.largest else ""
+            more += f" ({growth.limit})" if growth.limit else ""
             return f"It fits as it is: store everything, 0 % extra time. {left} are left{more}."
         over = format_bytes(self.need.peak_bytes - self.memory)
         if not options:

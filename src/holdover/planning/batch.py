@@ -21,8 +21,8 @@ from holdover.trace.record import Loss
 from holdover.trace.resize import with_shapes
 from holdover.trace.step import OptimizerSpec, tensors_in
 
-MOST = 1 << 16
-"""Batch sizes above are not tried."""
+MOST, MOST_REAL = 1 << 30, 1 << 16
+"""Batch sizes from which on none is tried; the second where the step can only be recorded on tensors with data."""
 
 
 @dataclass(frozen=True)
@@ -155,17 +155,22 @@ class Batches:
             return None
         return need_of(step)
 
+    @property
+    def most(self) -> int:
+        """Smaller batch sizes are tried."""
+        return MOST_REAL if self.given().step.trace.recorded_on == "real" else MOST
+
     def known(self) -> dict[int, Need]:
         """All that were recorded, smallest first."""
         return {b: n for b, n in sorted(self._needs.items()) if n is not None}
 
     def largest(self, memory_bytes: int, taken: Callable[[Need], int]) -> int:
-        """The largest batch that takes at most `memory_bytes`; 0 if not even one sample does, `MOST - 1` if all do.
+        """The largest batch that takes at most `memory_bytes`; 0 if not even one sample does, `most - 1` if all do.
 
         The line through two recordings says where to look; where that does not close in fast, the middle is taken. The
         answer itself and the next larger batch are recorded too, so nothing rests on the line being straight.
         """
-        low, high = 0, MOST
+        low, high = 0, self.most
         guess, tries = self.scale.batch, 0
         while high - low > 1:
             need = self.at(guess)
@@ -176,7 +181,7 @@ class Batches:
             tries += 1
             guess = self._on_line(memory_bytes, taken, low)
             if tries % 3 == 0:
-                guess = (low + high) // 2 if high < MOST else 4 * guess
+                guess = (low + high) // 2 if high < self.most else 4 * guess
             guess = min(max(guess, low + 1), high - 1)
         return low
 

@@ -111,9 +111,11 @@ def _growth(advice: Advice) -> list[str]:
     fixed = f"; not scaled: {', '.join(growth.fixed)}" if growth.fixed else ""
     line = "on one line, to the byte" if growth.linear else "not on one line, so each was recorded"
     sizes = ", ".join(f"{batch:,}" for batch, _ in growth.peaks)
+    largest = f"largest batch without recomputation: {growth.largest or 0:,}"
+    if growth.limit:
+        largest += f", which is not the most that memory allows ({growth.limit})"
     return [
-        f"largest batch without recomputation: {growth.largest or 0:,}; with accumulation, whose gradients stay: "
-        f"{growth.largest_accumulating or 0:,}",
+        f"{largest}; with accumulation, whose gradients stay: {growth.largest_accumulating or 0:,}",
         f"batch scaled along dimension 0 of {', '.join(growth.scaled)}{fixed}",
         f"recorded at batch {sizes}: peaks {line}",
     ]

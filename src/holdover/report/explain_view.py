@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdover.memory.life import Fate, Life, State
 from holdover.report.tables import WIDTH
-from holdover.units import binary_unit, format_bytes, format_seconds, format_share
+from holdover.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from holdover.planning.explain import Account, Effect, Explanation
@@ -177,11 +177,10 @@ def _table(account: Account) -> Table:
     rows: dict[int, list[Explanation]] = {}
     for found in account.explanations:
         rows.setdefault(found.life.op, []).append(found)
-    unit = binary_unit(max((sum(e.life.nbytes for e in row) for row in rows.values()), default=1))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("tensor", no_wrap=True, overflow="ellipsis", max_width=32)
     table.add_column("op", no_wrap=True, overflow="ellipsis", max_width=26)
-    for name in (unit, "at the peak", "if dropped", "time"):
+    for name in ("held", "at the peak", "if dropped", "time"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     if account.plan is not None:
         table.add_column("plan", no_wrap=True, min_width=7)
@@ -189,15 +188,11 @@ def _table(account: Account) -> Table:
         first = row[0]
         effect = ("cannot be", "") if first.alone is None else _figures(first.alone)[::2]
         here = sum(e.life.nbytes for e in row if e.at_peak)
-        sizes = [_plain(n, unit) for n in (sum(e.life.nbytes for e in row), here)]
+        sizes = [format_bytes(n) for n in (sum(e.life.nbytes for e in row), here)]
         fate = first.planned.fate.value if first.planned else first.life.fate.value
         cells = [first.life.name, first.life.op_name.removeprefix("aten.").removesuffix(".default"), *sizes, *effect]
         table.add_row(*cells, *([fate] if account.plan is not None else []))
     return table
-
-
-def _plain(nbytes: int, unit: str) -> str:
-    return format_bytes(nbytes, unit).removesuffix(f" {unit}")
 
 
 def _together(account: Account) -> list[RenderableType]:
