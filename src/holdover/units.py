@@ -178,6 +178,23 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
+def checked_seconds(limit: float) -> float:
+    """A time limit.
+
+    Args:
+        limit: seconds, above 0.
+
+    Raises:
+        UnitError: it is no such number.
+
+    >>> checked_seconds(2.5)
+    2.5
+    """
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
+        raise UnitError(f"a time limit of {limit!r} makes no sense: give a number of seconds above 0")
+    return float(limit)
+
+
 def format_share(share: float, *, sign: bool = False) -> str:
     """Write a fraction as a percentage.
 

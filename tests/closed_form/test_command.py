@@ -11,6 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from holdover.cli.app import app
+from holdover.units import format_bytes
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -102,6 +103,21 @@ def test_the_sweep() -> None:
     assert times == sorted(times)
 
 
+def test_a_sweep_in_which_nothing_fits_says_so_and_what_the_lightest_needs() -> None:
+    options = ["llama3-8b", "--sweep", "--gpus", "8", "--global-batch", "8", "--memory"]
+    done = run(*options, "1GiB", "--json")
+    assert done.exit_code == 2
+    data = json.loads(done.stdout)
+    assert data["fitting"] == []
+    said = " ".join(done.stderr.split())
+    assert f"none of {data['layouts']} layouts of llama3-8b on 8 H100 80 GB SXM" in said
+    assert f"fits in 1.00 GiB of each GPU; the lightest needs {format_bytes(data['lightest_bytes'], 'GiB')}." in said
+    assert "Ways out: more --gpus" in said
+    assert run(*options, f"{data['lightest_bytes']}B").exit_code == 0
+    refused = run(*options, f"{data['lightest_bytes'] - 1}B")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+
+
 def test_megatrons_flags() -> None:
     options = ["llama3-8b", "--dp", "8", "--zero", "3", "--micro-batch", "2"]
     text = printed(*options, "--megatron")
@@ -139,6 +155,10 @@ def test_the_papers_figure(tmp_path: Path) -> None:
         (["llama3-8b", "--figure", "/nowhere/x.png"], "cannot write"),
         (["--hidden", "64"], "the model needs --layers"),
         (["llama3-8b", "--card", "gtx"], "unknown card"),
+        (
+            ["llama3-8b", "--sweep", "--gpus", "8", "--global-batch", "8", "--memory", "1GiB"],
+            "nothing fits: none of",
+        ),
     ],
 )
 def test_mistakes_get_one_message_and_status_2(arguments: list[str], message: str) -> None:

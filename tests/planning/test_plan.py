@@ -26,7 +26,7 @@ from holdover.planning.problem import Problem, build
 from holdover.planning.stages import partitions
 from holdover.trace.graph import Phase
 from holdover.trace.record import record
-from holdover.units import parse_bytes
+from holdover.units import format_share, parse_bytes
 
 
 def stack(blocks: int = 4) -> nn.Module:
@@ -317,3 +317,21 @@ def test_a_broken_file_is_refused_with_what_is_broken(change: dict[str, object],
     data = json.loads(holdover.plan(layers, (torch.ones(500, 8),), budget="min").to_json())
     with pytest.raises(holdover.PlanError, match=re.escape(said)):
         holdover.Plan.from_json(json.dumps(data | change))
+
+
+def test_at_the_end_of_its_time_the_best_plan_so_far_comes_back_with_its_gap() -> None:
+    blocks = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.LayerNorm(16)) for _ in range(6)]
+    plan = holdover.plan(nn.Sequential(*blocks), (torch.ones(500, 16),), budget="60%", time_limit=0.01)
+    assert plan.budget_bytes is not None
+    assert plan.predicted_peak_bytes <= plan.budget_bytes
+    assert plan.gap > 0
+    said = plan.notes[-1]
+    assert said.startswith("The time limit of 0.01 s ended the search: this is the best plan so far.")
+    assert f"by more than {format_share(plan.gap)} of the step (the gap to the proved bound)" in said
+    assert "A longer limit (--time-limit, time_limit=) may find a cheaper one." in said
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), "5"])
+def test_a_time_limit_that_is_none_is_refused_before_the_work(limit: Any) -> None:
+    with pytest.raises(holdover.UnitError, match="makes no sense: give a number of seconds above 0"):
+        holdover.plan(nn.Linear(2, 2), (torch.ones(1, 3),), budget="min", time_limit=limit)

@@ -12,6 +12,7 @@ from torch import nn
 import holdover
 from holdover.cli.gpt import GPT, Shape, batches
 from holdover.memory.estimate import Estimate
+from holdover.planning.plan import Choice, ModuleSummary, Plan
 from holdover.report.estimate_view import Layer, fold, layers_of
 from holdover.report.tables import MAX_LAYERS, WIDTH
 from holdover.report.text import render_estimate, render_verification
@@ -111,6 +112,37 @@ def test_many_unlike_layers_keep_the_largest() -> None:
     assert rows[-1].name.startswith("... ")
     assert sum(row.saved_bytes for row in rows) == sum(layer.saved_bytes for layer in layers)
     assert rows[-2].name == "h.99"
+
+
+def plan_of(layers: dict[str, tuple[int, int, int]]) -> Plan:
+    modules = tuple(ModuleSummary(f"{name}.mlp", d, p, n, 0.001 * n) for name, (d, p, n) in layers.items())
+    return Plan(
+        model="GPT", fingerprint="", inputs="(int64[2, 32])", device="cpu", precision=None, optimizer="",
+        torch_version="", budget_bytes=None, predicted_peak_bytes=80 * 2**20, unplanned_peak_bytes=100 * 2**20,
+        floor_bytes=80 * 2**20, extra_time=0.05, bound_extra_time=0.031, step_seconds=1.0, priced="by hand",
+        saved_bytes=0, unplanned_saved_bytes=0, peak_at="", peak_parts={"activation": 80 * 2**20},
+        choices=(Choice("model/h.0", 0, "aten.gelu.default", "recompute"),), modules=modules,
+    )  # fmt: skip
+
+
+def test_equal_layers_of_a_plan_stand_in_one_row_with_what_they_do_together() -> None:
+    mib = 2**20
+    equal = {f"transformer.h.{n}": (mib, 0, 2) for n in range(12)}
+    rows = columns_of(str(plan_of({"wte": (2 * mib, 0, 1), **equal, "transformer.h.12": (mib, 0, 3)})), "layer")
+    assert rows == [
+        ["wte.mlp", "2.00", "1", "1.0 ms"],
+        ["transformer.h.0-11 (12x)", "12.00", "24", "24.0 ms"],
+        ["transformer.h.12", "1.00", "3", "3.0 ms"],
+        ["total", "15.00", "28", "28.0 ms"],
+    ]
+    every_second = {f"h.{n}": (mib * (1 + n % 2), 0, 2) for n in range(12)}
+    rows = columns_of(str(plan_of(every_second)), "layer")
+    assert [row[0] for row in rows] == ["h.0,2,4,...,10 (6x)", "h.1,3,5,...,11 (6x)", "total"]
+
+
+def test_a_plan_tells_its_proved_bound_and_the_gap_to_it() -> None:
+    printed = " ".join(str(plan_of({"h.0": (1, 0, 1)})).split())
+    assert "no plan that meets this adds less than +3.1 % (proved; the gap is 1.9 % of the step)" in printed
 
 
 def verification(**changes: object) -> Verification:

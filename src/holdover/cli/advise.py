@@ -15,6 +15,7 @@ from holdover.cli.common import (
     fails_politely,
     show,
     show_json,
+    time_limit_option,
     with_step_options,
 )
 
@@ -29,7 +30,7 @@ def advise(
     ],
     options: StepOptions,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take for each plan, about.")
+        float, time_limit_option("Seconds that the solver may take for each plan, about; there may be ten of them.")
     ] = 10.0,
     as_json: JsonOption = False,
 ) -> None:

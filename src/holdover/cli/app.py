@@ -28,7 +28,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Fit the training step of any PyTorch model into a byte budget: estimate its memory, plan what to recompute, "
     "prove that the result is exact.",
-    epilog="Exit status: 0 fine, 1 the promise does not hold, 2 bad input.",
+    epilog="Exit status: 0 fine; 1 the answer is no: a promise does not hold (verify, demo), or no way fits in the "
+    "memory (advise); 2 nothing could be done: bad input, a step that fails, a budget or memory that no plan or layout "
+    "meets.",
 )
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdover.cli.common import JsonOption, check_writable, fail, fails_politely, show, show_json
+from holdover.closed_form.presets import PRESETS
+from holdover.closed_form.recompute import MODULES
+from holdover.closed_form.settings import CHOICES
 
 if TYPE_CHECKING:
     from holdover.closed_form.settings import Settings
@@ -24,6 +27,11 @@ def _option(flag: str, text: str, panel: str, *, least: int | None = None) -> An
     return typer.Option(flag, help=text, rich_help_panel=panel, min=least)
 
 
+def _choice(flag: str, setting: str, text: str, panel: str) -> Any:
+    """An option whose values are the setting's."""
+    return _option(flag, f"{text}{', '.join(filter(None, CHOICES[setting]))}.", panel)
+
+
 def _number(flag: str, text: str, panel: str) -> Any:
     return _option(flag, text, panel, least=1)
 
@@ -34,12 +42,12 @@ def closed_form(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A preset (gpt3-175b, llama3-70b, deepseek-v3, ...) or the path of a Hugging Face config.json. "
+            help=f"A preset ({', '.join(PRESETS)}) or the path of a Hugging Face config.json. "
             "Without one, --layers, --hidden, --heads and --vocab describe the model.",
             show_default=False,
         ),
     ] = "",
-    style: Annotated[str, _option("--style", "Without MODEL: llama or gpt.", _MODEL)] = "llama",
+    style: Annotated[str, _choice("--style", "style", "Without MODEL: ", _MODEL)] = "llama",
     layers: Annotated[int, _option("--layers", "Layers. 0: as MODEL has it, here and below.", _MODEL)] = 0,
     hidden: Annotated[int, _option("--hidden", "Hidden size.", _MODEL)] = 0,
     heads: Annotated[int, _option("--heads", "Attention heads.", _MODEL)] = 0,
@@ -64,13 +72,11 @@ def closed_form(
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel", help="Shard norms and residuals too.", rich_help_panel=_LAYOUT)
     ] = False,
-    context: Annotated[str, _option("--context", "Context parallelism: ring or ulysses.", _LAYOUT)] = "ring",
+    context: Annotated[str, _choice("--context", "context", "Context parallelism: ", _LAYOUT)] = "ring",
     replicate_kv: Annotated[
         bool, typer.Option("--replicate-kv", help="Allow more ranks than key-value heads.", rich_help_panel=_LAYOUT)
     ] = False,
-    schedule: Annotated[
-        str, _option("--schedule", "1f1b, interleaved, gpipe, zb-h1, zb-v, v-half or v-min.", _LAYOUT)
-    ] = "",
+    schedule: Annotated[str, _choice("--schedule", "schedule", "", _LAYOUT)] = "",
     virtual: Annotated[int, _number("--virtual", "Chunks of a stage (interleaved).", _LAYOUT)] = 1,
     stage_layers: Annotated[str, _option("--stage-layers", "Layers of each chunk: 3,4,4,3.", _LAYOUT)] = "",
     micro_batch: Annotated[int, _number("--micro-batch", "Sequences of a micro-batch.", _LAYOUT)] = 1,
@@ -85,34 +91,33 @@ def closed_form(
         typer.Option("--reshard/--no-reshard", help="zero 3: free weights after forward.", rich_help_panel=_LAYOUT),
     ] = True,
     code: Annotated[
-        str, _option("--code", "megatron (fused), huggingface or paper. auto: paper for its models.", _KERNELS)
+        str,
+        _choice("--code", "code", "Whose layers: megatron's are fused, auto takes paper for its models. ", _KERNELS),
     ] = "auto",
-    attention: Annotated[str, _option("--attention", "fused or eager.", _KERNELS)] = "",
-    fp8: Annotated[str, _option("--fp8", "Linear inputs: none, tensor, block or mx.", _KERNELS)] = "none",
+    attention: Annotated[str, _choice("--attention", "attention", "", _KERNELS)] = "",
+    fp8: Annotated[str, _choice("--fp8", "fp8", "Linear inputs: ", _KERNELS)] = "none",
     fp32_residual: Annotated[
         bool, typer.Option("--fp32-residual", help="The residual stream in fp32.", rich_help_panel=_KERNELS)
     ] = False,
-    loss: Annotated[str, _option("--loss", "vocab-parallel, eager or chunked.", _KERNELS)] = "",
-    logits: Annotated[str, _option("--logits", "What the loss keeps: fp32 or 16-bit.", _KERNELS)] = "",
+    loss: Annotated[str, _choice("--loss", "loss", "", _KERNELS)] = "",
+    logits: Annotated[str, _choice("--logits", "logits", "What the loss keeps: ", _KERNELS)] = "",
     imbalance: Annotated[float, _option("--imbalance", "Most loaded expert rank over the mean.", _KERNELS)] = 1.0,
-    weights: Annotated[str, _option("--weights", "bf16, fp16 or fp32.", _STATES)] = "bf16",
-    gradients: Annotated[str, _option("--gradients", "bf16, fp16 or fp32.", _STATES)] = "fp32",
-    optimizer: Annotated[
-        str, _option("--optimizer", "adamw, adamw-bf16, adamw-8bit, sgd, sgd-momentum or none.", _STATES)
-    ] = "adamw",
+    weights: Annotated[str, _choice("--weights", "weights", "", _STATES)] = "bf16",
+    gradients: Annotated[str, _choice("--gradients", "gradients", "", _STATES)] = "fp32",
+    optimizer: Annotated[str, _choice("--optimizer", "optimizer", "", _STATES)] = "adamw",
     master: Annotated[
         bool, typer.Option("--master/--no-master", help="fp32 copies of 16-bit weights.", rich_help_panel=_STATES)
     ] = True,
-    recompute: Annotated[str, _option("--recompute", "none, selective, full or optimal.", _RECOMPUTE)] = "none",
+    recompute: Annotated[str, _choice("--recompute", "recompute", "", _RECOMPUTE)] = "none",
     modules: Annotated[
         str,
         _option(
             "--recompute-modules",
-            "core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj, comma-separated.",
+            f"selective: {', '.join(MODULES)}, comma-separated.",
             _RECOMPUTE,
         ),
     ] = "core_attn",
-    method: Annotated[str, _option("--recompute-method", "full: uniform or block.", _RECOMPUTE)] = "uniform",
+    method: Annotated[str, _choice("--recompute-method", "method", "full: ", _RECOMPUTE)] = "uniform",
     num_layers: Annotated[
         int, _option("--recompute-num-layers", "Layers of a group, or layers recomputed.", _RECOMPUTE)
     ] = 1,
@@ -124,7 +129,7 @@ def closed_form(
         str, _option("--store-all", "Micro-batches in flight that keep everything, or auto.", _RECOMPUTE)
     ] = "0",
     offload: Annotated[float, _option("--offload", "Share of activations kept on the host.", _RECOMPUTE)] = 0.0,
-    card: Annotated[str, _option("--card", "The GPU: a100-80gb, h100-80gb, b200, ...", _OUTPUT)] = "h100-80gb",
+    card: Annotated[str, _option("--card", "The GPU; `holdover devices` lists them.", _OUTPUT)] = "h100-80gb",
     memory: Annotated[
         str, _option("--memory", "Budget of each GPU, such as 70GiB. [default: the card's]", _OUTPUT)
     ] = "",
@@ -144,7 +149,12 @@ def closed_form(
         ),
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Try every layout over --gpus.", rich_help_panel=_OUTPUT)
+        bool,
+        typer.Option(
+            "--sweep",
+            help="Try every layout over --gpus. Where none fits, the exit status is 2.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
     gpus: Annotated[int, _option("--gpus", "GPUs of the sweep.", _OUTPUT)] = 0,
     global_batch: Annotated[int, _option("--global-batch", "Sequences of a step, in the sweep.", _OUTPUT)] = 0,
@@ -268,7 +278,7 @@ def _compare(settings: Settings, others: list[str], as_json: bool) -> None:
 def _sweep(settings: Settings, gpus: int, global_batch: int, top: int, as_json: bool) -> None:
     from holdover.closed_form.sweep import layouts_for
     from holdover.closed_form.sweep import sweep as run_sweep
-    from holdover.closed_form.views import LEFT_OUT, sweep_view
+    from holdover.closed_form.views import LEFT_OUT, nothing_fits, sweep_view
 
     if gpus < 1 or global_batch < 1:
         fail(
@@ -294,10 +304,12 @@ def _sweep(settings: Settings, gpus: int, global_batch: int, top: int, as_json: 
         data = asdict(swept)
         data["fitting"] = data["fitting"][:top]
         show_json({"version": 1, "model": architecture.name, "gpus": gpus, "usable_bytes": memory} | data)
-        return
-    title = f"{architecture.name} on {gpus} {cluster.card.title}, {global_batch} sequences of {length} tokens"
-    show(sweep_view(swept, top=top, usable_bytes=memory, title=title))
-    typer.echo(f"{LEFT_OUT} A lower --memory leaves room for them.")
+    elif swept.fitting:
+        title = f"{architecture.name} on {gpus} {cluster.card.title}, {global_batch} sequences of {length} tokens"
+        show(sweep_view(swept, top=top, usable_bytes=memory, title=title))
+        typer.echo(f"{LEFT_OUT} A lower --memory leaves room for them.")
+    if not swept.fitting:  # as for a budget that no plan meets
+        fail(nothing_fits(swept, usable_bytes=memory, title=f"{architecture.name} on {gpus} {cluster.card.title}"))
 
 
 def _megatron(settings: Settings, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from rich.console import Console, RenderableType
 
 from holdover.errors import HoldoverError
 from holdover.report.text import render
+from holdover.trace.step import OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:
     from holdover.cli.model_spec import ModelStep
@@ -39,12 +41,11 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-OptimizerOption = Annotated[
-    str, typer.Option("--optimizer", help="A name such as adamw or sgd; none for forward and backward alone.")
-]
+OPTIMIZER_HELP = f"{', '.join(sorted(OPTIMIZERS))}; none for forward and backward alone."
+PRECISION_HELP = f"{', '.join(PRECISIONS)}."
+OptimizerOption = Annotated[str, typer.Option("--optimizer", help=OPTIMIZER_HELP)]
 PrecisionOption = Annotated[
-    str | None,
-    typer.Option("--precision", help="32-true, bf16-mixed, bf16-true, 16-mixed.", show_default="as the model is"),
+    str | None, typer.Option("--precision", help=PRECISION_HELP, show_default="as the model is")
 ]
 DeviceOption = Annotated[
     str | None,
@@ -77,6 +78,26 @@ SeqOption = Annotated[
         min=1,
         help="Tokens per sample, for text, and for a factory with a parameter of this name.",
         show_default="512, or the model's most",
+    ),
+]
+
+
+def _finite(seconds: float | None) -> float | None:
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+    return seconds
+
+
+def time_limit_option(what: str) -> Any:
+    """`--time-limit`, for `what` the seconds are."""
+    return typer.Option("--time-limit", min=1.0, callback=_finite, help=what)
+
+
+PlanTimeOption = Annotated[
+    float,
+    time_limit_option(
+        "Seconds that the solver may take for the plan, about: what it has found by then is the plan, told with its "
+        "gap to the best that any plan could be."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead.")]

@@ -10,6 +10,7 @@ import typer
 from holdover.cli.common import (
     JsonOption,
     ModelArgument,
+    PlanTimeOption,
     StepOptions,
     fail,
     fails_politely,
@@ -41,6 +42,7 @@ def explain(
         Path | None, typer.Option("--plan", help="The same for a plan from a file.", show_default=False)
     ] = None,
     options: StepOptions,
+    time_limit: PlanTimeOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Tell why a tensor is held for backward, and what dropping it would save at the peak and cost."""
@@ -60,7 +62,7 @@ def explain(
         found = recorded(step.model, step.args, step.kwargs, loss=step.loss, **options.keywords)
     if wanted is not None:
         with stage("planning"):
-            chosen = found.plan(wanted)
+            chosen = found.plan(wanted, time_limit=time_limit)
     if chosen is not None and chosen.fingerprint != found.trace.fingerprint:
         fail(f"the plan was made for another model ({chosen.model}); plan again, or give --budget")
     with stage("timing its ops, simulating"):

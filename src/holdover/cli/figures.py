@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdover.cli.common import fails_politely, stage
+from holdover.cli.common import fails_politely, stage, time_limit_option
 from holdover.errors import HoldoverError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ KINDS = ("svg", "png")
 @fails_politely
 def figures(
     out: Annotated[Path, typer.Option("--out", help="The directory to draw into; made if it is not there.")],
-    time_limit: Annotated[float, typer.Option("--time-limit", min=1.0, help="Seconds for the solver, about.")] = 120.0,
+    time_limit: Annotated[float, time_limit_option("Seconds for the solver, about.")] = 120.0,
 ) -> None:
     """Draw the published figures, as SVG and PNG, from computations of our own."""
     from holdover.cli.gpt import Shape

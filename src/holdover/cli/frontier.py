@@ -17,6 +17,7 @@ from holdover.cli.common import (
     show,
     show_json,
     stage,
+    time_limit_option,
     with_step_options,
 )
 
@@ -31,7 +32,7 @@ def frontier(
     ] = None,
     options: StepOptions,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=1.0, help="Seconds that the solver may take.")
+        float, time_limit_option("Seconds that the solver may take, about: the best plans by then are listed.")
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 from holdover.cli.common import (
     JsonOption,
     ModelArgument,
+    PlanTimeOption,
     StepOptions,
     check_writable,
     fails_politely,
@@ -50,6 +51,7 @@ def plan(
     ] = None,
     options: StepOptions,
     budget_kind: BudgetKindOption = None,
+    time_limit: PlanTimeOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Choose what to recompute so that the step's peak meets a budget at the least extra time."""
@@ -71,6 +73,7 @@ def plan(
             budget=budget,
             budget_kind=budget_kind,
             loss=step.loss,
+            time_limit=time_limit,
             **options.keywords,
         )
     if output is not None:

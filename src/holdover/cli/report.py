@@ -15,6 +15,7 @@ from holdover.cli.common import (
     fails_politely,
     show_json,
     stage,
+    time_limit_option,
     with_step_options,
     write_whole,
 )
@@ -40,7 +41,9 @@ def report(
     sizes: Annotated[
         bool, typer.Option("--sizes/--no-sizes", help="Record other batch sizes, lengths and depths too.")
     ] = True,
-    time_limit: Annotated[float, typer.Option("--time-limit", min=1, help="Seconds for the frontier, about.")] = 60.0,
+    time_limit: Annotated[
+        float, time_limit_option("Seconds for the frontier, about: the page has the best plans by then.")
+    ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Show the step as a page: weights beside activations, memory over time, the frontier, each tensor's life."""

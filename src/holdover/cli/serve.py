@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdover.cli.common import fail, fails_politely
+from holdover.cli.common import fail, fails_politely, time_limit_option
 
 ADDRESS = "127.0.0.1"
 
@@ -23,7 +23,7 @@ def serve(
         ),
     ],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any that is free.")] = 8765,
-    time_limit: Annotated[float, typer.Option("--time-limit", min=1, help="Seconds for a frontier, about.")] = 30.0,
+    time_limit: Annotated[float, time_limit_option("Seconds for a frontier, about.")] = 30.0,
 ) -> None:
     """Serve the report page on this machine only, with a form that records and plans again."""
     try:

@@ -9,9 +9,12 @@ import typer
 
 from holdover.cli.common import (
     BROKEN_PROMISE,
+    OPTIMIZER_HELP,
+    PRECISION_HELP,
     BatchOption,
     JsonOption,
     ModelArgument,
+    PlanTimeOption,
     SeqOption,
     fail,
     fails_politely,
@@ -35,13 +38,14 @@ def verify(
         str | None, typer.Option("--budget", help="Make a plan for this budget instead.", show_default=False)
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option("--optimizer", help="As for plan.", show_default="the plan's own, or adamw")
+        str | None, typer.Option("--optimizer", help=OPTIMIZER_HELP, show_default="the plan's own, or adamw")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", help="As for plan.", show_default="the plan's own")
+        str | None, typer.Option("--precision", help=PRECISION_HELP, show_default="the plan's own")
     ] = None,
     batch: BatchOption = None,
     seq: SeqOption = None,
+    time_limit: PlanTimeOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Run the step plain and planned: gradients bit for bit, memory and time against the promise."""
@@ -64,7 +68,9 @@ def verify(
     shared["loss"] = step.loss
     if loaded is None:
         with stage("recording the step, timing its ops, solving"):
-            loaded = holdover.plan(step.model, step.args, step.kwargs, budget=budget or "min", **shared)
+            loaded = holdover.plan(
+                step.model, step.args, step.kwargs, budget=budget or "min", time_limit=time_limit, **shared
+            )
     with stage("running it plain and planned"):
         found = holdover.verify(step.model, step.args, step.kwargs, plan=loaded, **shared)
     if as_json:

@@ -23,7 +23,7 @@ from holdover.units import parse_bytes
 
 CODE: dict[str, Kernels] = {"megatron": MEGATRON, "huggingface": HUGGING_FACE, "paper": PAPER}
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "style": ("llama", "gpt"),
     "code": ("auto", *CODE),
     "attention": ("", "fused", "eager"),
@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full", "optimal"),
     "method": ("uniform", "block"),
 }
+"""What settings may be, those of which one word is chosen; "" is what the code or the layout implies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Settings:
     memory: str = ""
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 listed = ", ".join(choice for choice in allowed if choice)

@@ -100,8 +100,6 @@ def sweep_view(swept: Sweep, *, top: int, usable_bytes: int, title: str) -> Rend
         f"{title}: {swept.layouts:,} layouts, {swept.tried:,} with a recomputation, {len(swept.fitting):,} fit in "
         f"{format_bytes(usable_bytes, 'GiB')}"
     )
-    if not swept.fitting:
-        return Group(head, Text(f"The lightest needs {format_bytes(swept.lightest_bytes, 'GiB')}: use more GPUs."))
     table = Table(box=None, pad_edge=False)
     for name in ("tp", "cp", "pp", "dp", "ep", "zero", "batch", "schedule"):
         table.add_column(name, justify="left" if name == "schedule" else "right")
@@ -123,6 +121,16 @@ def sweep_view(swept: Sweep, *, top: int, usable_bytes: int, title: str) -> Rend
             format_share(found.mfu),
         )
     return Group(head, table, Text("Step times are modelled from data sheets, to compare layouts by.", style="dim"))
+
+
+def nothing_fits(swept: Sweep, *, usable_bytes: int, title: str) -> str:
+    """What is said of a sweep without a candidate that fits."""
+    return (
+        f"nothing fits: none of {swept.layouts:,} layouts of {title}, {swept.tried:,} with a recomputation, fits in "
+        f"{format_bytes(usable_bytes, 'GiB')} of each GPU; the lightest needs "
+        f"{format_bytes(swept.lightest_bytes, 'GiB')}. Ways out: more --gpus, a --card with more memory or a larger "
+        "--memory, a shorter --seq, a leaner --optimizer"
+    )
 
 
 def megatron_view(near: Nearest) -> RenderableType:

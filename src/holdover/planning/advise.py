@@ -22,7 +22,7 @@ from holdover.planning.steps import Recorded
 from holdover.trace.graph import Phase
 from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
-from holdover.units import format_bytes, format_share, parse_bytes
+from holdover.units import checked_seconds, format_bytes, format_share, parse_bytes
 
 PLANNED_RATES = 4
 """Batch sizes above the largest that fits for which a plan is made."""
@@ -66,7 +66,7 @@ def advise(
         time_limit: seconds that the solver may take for one plan, about; some ten plans are made at most.
 
     Raises:
-        UnitError: the memory cannot be read.
+        UnitError: the memory or the time limit cannot be read.
         TraceError: the step fails, or gives no loss.
         DeviceError: an unknown device.
 
@@ -78,6 +78,7 @@ def advise(
     >>> advice.growth.linear, advice.growth.largest > 100
     (True, True)
     """
+    checked_seconds(time_limit)
     subject = Subject(model, tuple(args), dict(kwargs or {}), loss, optimizer, precision, device)
     return advice_for(subject, parse_bytes(memory), time_limit=time_limit)
 

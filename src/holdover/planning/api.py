@@ -27,7 +27,7 @@ from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Phase, Trace
 from holdover.trace.record import Loss
 from holdover.trace.step import OptimizerSpec
-from holdover.units import format_bytes, parse_budget
+from holdover.units import checked_seconds, format_bytes, format_share, parse_budget
 
 PACK_SHARE = 0.01
 """Packing is tried only if it saves this share of the activations."""
@@ -71,6 +71,7 @@ def plan(
 
     Raises:
         BudgetError: the budget is below the lowest peak that can be reached; says what that floor is made of.
+        UnitError: the budget or the time limit cannot be read.
         PlanError: `also` together with a card or `compiled`, or not in pairs.
         TraceError: the step fails, or gives no loss.
 
@@ -82,6 +83,7 @@ def plan(
     True
     """
     wanted = parse_budget(budget)
+    checked_seconds(time_limit)
     place = place_of(device)
     budget_kind = budget_kind_of(budget_kind, place.card)
     if compiled and place.card is not None:
@@ -127,15 +129,29 @@ def plan_of(
     search = limited(problem, workspace, time_limit)
     plain = search.judge(())
     limit = None if budget == "min" else int(plain.peak_bytes * budget) if isinstance(budget, float) else int(budget)
+    began = time.monotonic()
     search, floor = lowest_of(search, quick=limit is not None)
     if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
         search, floor = lowest_of(search)
     if limit is not None and limit < min(floor.peak_bytes, plain.peak_bytes):
         raise below_floor(search, floor, plain, limit)
+    began = began if limit is None else time.monotonic()
     search, best, least = within(search, floor, plain, limit)
-    return described(
-        search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown
-    )  # fmt: skip
+    made = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
+    return noting_limit(made, search, time.monotonic() - began, time_limit)
+
+
+def noting_limit(plan: Plan, search: Search, spent: float, time_limit: float) -> Plan:
+    """The plan, with a note of its gap where the search took the seconds that it had and might have gone on."""
+    if spent < search.seconds / 2 or plan.gap * plan.step_seconds <= search.close_seconds:
+        return plan
+    more = "lower peak, or a cheaper plan for this one" if plan.budget_bytes is None else "cheaper one"
+    note = (
+        f"The time limit of {time_limit:g} s ended the search: this is the best plan so far. No plan for its peak can "
+        f"take less time by more than {format_share(plan.gap)} of the step (the gap to the proved bound). A longer "
+        f"limit (--time-limit, time_limit=) may find a {more}."
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def limited(problem: Problem, workspace: Mapping[int, int], time_limit: float) -> Search:
@@ -176,6 +192,7 @@ def _plan_on_card(
 ) -> Plan:  # fmt: skip
     """The same where the budget is for what a card's allocator shows."""
     search = limited(problem, workspace, time_limit)
+    began = time.monotonic()
     plain = search.judge(())
     limit = account.limit(search, plain)
     fits = limit is not None and account.counted(search, plain) <= limit
@@ -194,7 +211,8 @@ def _plan_on_card(
         best = account.cheapest(search, floor, limit, least)
         least = proved(bound, search, best, most, least)
     plan = described(search, best, plain, floor, limit, least, priced=priced, precision=precision, unknown=unknown)
-    return account.described(plan, search, best, limit)
+    made = account.described(plan, search, best, limit)
+    return noting_limit(made, search, time.monotonic() - began, time_limit)
 
 
 def priced_problem(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from holdover.errors import BudgetError
 from holdover.memory.estimate import workspaces
-from holdover.planning.api import below_floor, limited, lowest_of, priced_problem, within
+from holdover.planning.api import below_floor, limited, lowest_of, noting_limit, priced_problem, within
 from holdover.planning.choices import choices_of
 from holdover.planning.describe import described
 from holdover.planning.inputs import Shapes, planned_shape, show
@@ -75,6 +75,7 @@ def plan_shapes(
         BudgetError: a shape cannot meet the budget; says which.
     """
     deadline = time.monotonic() + time_limit
+    began = time.monotonic()
     known = [_known(shapes, trace, with_loss, time_limit / len(recorded), deadline) for shapes, trace in recorded]
     limit = _limit(known, budget)
     for shape in known:
@@ -89,7 +90,9 @@ def plan_shapes(
     for shape in known:
         search, best, shape.bound = within(shape.search, shape.floor, shape.plain, limit)
         plans.append(shape.plan_for(search, best, asked, precision))
-    return _assembled(known, plans, limit, asked, precision)
+    made = _assembled(known, plans, limit, asked, precision)
+    spent = (time.monotonic() - began) / len(known)
+    return noting_limit(made, known[_dearest(known)].search, spent, time_limit)
 
 
 def _known(shapes: Shapes, trace: Trace, with_loss: bool, time_limit: float, deadline: float) -> _Shape:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdover.planning.inputs import show
-from holdover.report.tables import MAX_LAYERS, knee_line, layer_name, parts_table
+from holdover.report.tables import MAX_LAYERS, alike, knee_line, layer_name, parts_table
 from holdover.units import binary_unit, format_bytes, format_parts, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -108,21 +108,25 @@ def _gauge(plan: Plan) -> Group:
     bar = Text("█" * filled, style="bold yellow") + Text("░" * (room - filled), style="yellow")
     line = Text(f"{format_bytes(at)} of {format_bytes(whole)}{unit}; {floor}{budget}")
     proof = Text(
-        f"no plan that meets this adds less than {format_share(plan.bound_extra_time, sign=True)} (proved); "
-        f"times: {plan.priced}",
+        f"no plan that meets this adds less than {format_share(plan.bound_extra_time, sign=True)} (proved; "
+        f"the gap is {format_share(plan.gap)} of the step); times: {plan.priced}",
         style="dim",
     )
     return Group(bar, line, proof)
 
 
 def _actions_table(plan: Plan) -> Table:
-    """What the plan drops, packs and runs again, layer by layer."""
-    rows: dict[str, list[float]] = {}
+    """What the plan drops, packs and runs again, layer by layer; of equal layers all that they do together."""
+    each: dict[str, list[float]] = {}
     for module in plan.modules:
-        row = rows.setdefault(layer_name(module.path), [0, 0, 0, 0.0])
+        row = each.setdefault(layer_name(module.path), [0, 0, 0, 0.0])
         figures = (module.dropped_bytes, module.packed_bytes, module.replayed_ops, module.seconds)
         for i, figure in enumerate(figures):
             row[i] += figure
+    rows = {
+        name: [sum(column) for column in zip(*(each[member] for member in members), strict=True)]
+        for name, members in alike({name: tuple(row[:3]) for name, row in each.items()}).items()
+    }
     names = list(rows)
     if len(names) > MAX_LAYERS:
         shown = sorted(names, key=lambda name: -rows[name][0] - rows[name][1])[: MAX_LAYERS - 1]

@@ -6,6 +6,7 @@ Numbers in one table share one unit and are rounded so that what is printed adds
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 MAX_LAYERS = 24
 BAR = 24
+MOST_RUNS = 4
 _COLOURS = {
     "parameter": "blue",
     "buffer": "blue",
@@ -52,6 +54,47 @@ def layer_name(path: str) -> str:
         return "(model itself, loss)"
     match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", path)
     return match.group(1) if match else ".".join(path.split(".")[:2])
+
+
+def alike(layers: Mapping[str, Hashable]) -> dict[str, list[str]]:
+    """Layers whose names differ in one number only, and whose figures do not, under one name.
+
+    Args:
+        layers: what a layer does, by its name.
+
+    Returns:
+        The names that stand for layers, in the order of their first ones, each with its layers.
+
+    >>> alike({"embed": 9, "h.0": 4, "h.1": 4, "h.2": 5, "h.3": 4})
+    {'embed': ['embed'], 'h.0-1,3 (3x)': ['h.0', 'h.1', 'h.3'], 'h.2': ['h.2']}
+    """
+    found: dict[tuple[str, Hashable], list[str]] = {}
+    for name, figures in layers.items():
+        before, number, after = _numbered(name)
+        found.setdefault((f"{before}*{after}" if number else name, figures), []).append(name)
+    return {_together(members): members for members in found.values()}
+
+
+def _numbered(name: str) -> tuple[str, str, str]:
+    """A name around its last number."""
+    match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
+    return (match[1], match[2], match[3]) if match else (name, "", "")
+
+
+def _together(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    runs: list[list[int]] = []
+    for n in sorted(int(_numbered(name)[1]) for name in names):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    told = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(told) > MOST_RUNS:
+        told = [*told[: MOST_RUNS - 1], "...", told[-1]]
+    before, _, after = _numbered(names[0])
+    return f"{before}{','.join(told)}{after} ({len(names)}x)"
 
 
 def knee_line(plan: Plan) -> str:
