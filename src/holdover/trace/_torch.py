@@ -15,6 +15,7 @@ from torch._C import _current_autograd_node as current_autograd_node
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._C import _ExcludeDispatchKeyGuard as ExcludeDispatchKeyGuard
+from torch._C import _storage_Use_Count as storage_use_count
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._prims_common import suggest_memory_format
@@ -35,12 +36,14 @@ from torch.utils._python_dispatch import (
 disable_current_modes = _disable_current_modes
 ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 AUTOCAST_CUDA = DispatchKey.AutocastCUDA
+ENGINE = torch.autograd.graph._engine_run_backward.__code__
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 __all__ = [
     "ASKS_FOR_VALUES",
     "AUTOCAST_CUDA",
     "COMPOSITE",
+    "ENGINE",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
@@ -52,6 +55,7 @@ __all__ = [
     "excluding",
     "foreach_types",
     "has_kernel",
+    "held_once",
     "is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass",
     "sequence_number",
@@ -77,3 +81,13 @@ def excluding(key: DispatchKey) -> ExcludeDispatchKeyGuard:
 def foreach_types() -> tuple[list[Any], list[Any]]:
     """The tensor types that optimizers and gradient clipping put through foreach ops: PyTorch's own lists."""
     return _optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+
+
+def held_once(tensor: torch.Tensor) -> bool:
+    """Whether the caller of the op that a dispatch mode sees is the only one to hold this argument and its storage.
+
+    Then the tensor has four holders: its caller, the dispatcher's stack, this Python object and the one that runs the
+    mode; and its storage two, the tensor and the storage's own Python object.
+    """
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count <= 4 and bool(storage_use_count(tensor.untyped_storage()._cdata) <= 2)

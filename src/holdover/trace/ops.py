@@ -25,6 +25,9 @@ OVERWRITES = frozenset(
 DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive"})
 """Ops whose output size depends on values: another run would have to wait for the device to know it."""
 
+LETS_GO = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "detach"})
+"""Ops whose result lies on their argument's memory without keeping the argument itself alive, as views do."""
+
 PURE_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 """Namespaces whose kernels are known to touch nothing but their arguments."""
 

@@ -50,19 +50,12 @@ from holdover.trace.ops import (
     written_arguments,
 )
 from holdover.trace.passes import Passes
+from holdover.trace.plain_backward import PlainBackward
 from holdover.trace.tensors import Frame, Packed, covers_storage, device_of, is_plain, plain_parts
 from holdover.trace.varying import why_varying
 from holdover.trace.wrapped import refuse_collective
 
 UNSEEN = "written to since by something that is no op, as a custom function's mark_dirty says"
-
-WRITES_INTO_ZEROS = {
-    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
-    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
-    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
-    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
-}
-ZEROS = ("aten.new_zeros.", "aten.zeros.")
 
 
 class Recorder(TorchDispatchMode):
@@ -101,6 +94,7 @@ class Recorder(TorchDispatchMode):
         self.signatures: dict[Any, int] = {}
         self.keys: dict[tuple[int, str], int] = {}
         self.paused = False
+        self.plain = PlainBackward(self)
         self.passes = Passes(lambda task: self.trace.events.append((Event.PASS, task)))
         self.escaped: dict[int, str] = {}  # storage -> how its memory was handed out
         self.fresh_slots: list[int] = []  # saved since the last op
@@ -148,11 +142,14 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.real:
             refuse_collective(func)
+        return self.plain.run(func, args, kwargs) if self.passes.look() else self.record(func, args, kwargs)
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the op and note what it did."""
         trace = self.trace
         number = len(trace.ops)
         in_backward = self.passes.look()
         if in_backward:
-            func = self.as_run_for_real(func, args)
             call, index, of = self.place_in_backward()
         else:
             call, index, of = self.place_in_forward(func, number)
@@ -222,14 +219,6 @@ class Recorder(TorchDispatchMode):
         node = current_autograd_node()
         of = self.op_of_node.get(node._sequence_nr(), -1) if node is not None else -1
         return self.trace.ops[of].call if of >= 0 else self.frames[-1].call, -1, of
-
-    def as_run_for_real(self, func: Any, args: Any) -> Any:
-        """Autograd's formulas write into fresh zeros in place, except under a dispatch mode, where they make a copy."""
-        in_place = WRITES_INTO_ZEROS.get(func)
-        if in_place is None or not self.trace.ops or not self.trace.ops[-1].name.startswith(ZEROS):
-            return func
-        live = self.live.find(args[0].untyped_storage())
-        return in_place if live is not None and live.value in self.trace.ops[-1].outputs else func
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """Call the op; where fake tensors cannot answer, and the values are known, answer for them."""

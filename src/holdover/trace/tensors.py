@@ -70,9 +70,13 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-def covers_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has an element at every place of its storage, once."""
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie one after another without gap or overlap, in whatever order of dimensions."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
-    fills = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    return fills and (tensor.is_contiguous() or tensor.permute(order).is_contiguous())
+    return tensor.is_contiguous() or tensor.permute(order).is_contiguous()
+
+
+def covers_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has an element at every place of its storage, once."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and is_dense(tensor)

@@ -1,0 +1,169 @@
+"""Backward as it runs where nobody watches.
+
+Autograd's engine, and some of its formulas, take another way for fake tensors and under dispatch modes than in a plain
+step: they do not write in place, which no subclass could follow, and branch on no values (`isTensorSubclassLike` in
+PyTorch's sources). The ops that they ask for then are exchanged here for those that a plain step runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdover.trace._torch import (
+    ENGINE,
+    current_autograd_node,
+    held_once,
+)
+from holdover.trace.tensors import device_of, is_dense, is_plain
+
+if TYPE_CHECKING:
+    from holdover.trace.recorder import Recorder
+
+aten = torch.ops.aten
+
+WRITES_INTO_ZEROS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Tensor: aten.index_fill_.int_Tensor,
+    aten.index_put.default: aten.index_put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
+}
+ZEROS = ("aten.new_zeros.", "aten.zeros.", "aten.zeros_like.")
+
+WRITES_INTO_OWN: dict[str, dict[Any, Any]] = {
+    "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor},
+    "ClampBackward1": {aten.logical_and.default: aten.logical_and_.default},
+}
+"""By autograd node: ops of its formula that write to their first argument, if the formula itself has made that."""
+
+EVENLY = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
+"""Reductions to one number, whose gradient is shared evenly among all elements that have its value."""
+
+Formula = Generator[Any, tuple[Any, Any], Any]
+"""Is sent (op, its arguments) as the watched formula asks; yields, and at last returns, what the formula is given."""
+
+
+class PlainBackward:
+    """Runs a recorder's ops of backward as a plain step does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.node: tuple[int, str] | None = None
+        self.began = 0  # op at which the node began
+        self.formula: Formula | None = None
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the op that autograd asks for, or what a plain step has in its place."""
+        node = current_autograd_node()
+        key = (node._sequence_nr(), node.name()) if node is not None else None
+        if key != self.node:
+            self.node, self.began, self.formula = key, len(self.recorder.trace.ops), None
+        if node is None or torch.is_grad_enabled():
+            return self.recorder.record(self.into_zeros(func, args), args, kwargs)
+        if self.formula is None and node.name() in EVENLY and func is aten.isnan.default and on_cpu(args[0]):
+            self.formula = evenly(self.recorder)
+            next(self.formula)
+        if self.formula is not None:
+            try:
+                return self.formula.send((func, args))
+            except StopIteration as end:
+                self.formula = None
+                return end.value
+        if func is aten.add.Tensor and self.is_accumulation(node, args, kwargs):
+            func = aten.add_.Tensor
+        in_place = WRITES_INTO_OWN.get(node.name(), {}).get(func)
+        if in_place is not None and self.made_here(args[0]) and fits_into(args):
+            func = in_place
+        return self.recorder.record(self.into_zeros(func, args), args, kwargs)
+
+    def maker(self, tensor: torch.Tensor) -> int:
+        """The op that wrote the tensor's content; -1 if it was there before the step."""
+        live = self.recorder.live.find(tensor.untyped_storage()) if is_plain(tensor) else None
+        return -1 if live is None else self.recorder.trace.values[live.value].maker
+
+    def made_here(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and self.maker(tensor) >= self.began
+
+    def into_zeros(self, func: Any, args: Any) -> Any:
+        """The op in place, where it starts from zeros that the formula has just made."""
+        in_place = WRITES_INTO_ZEROS.get(func)
+        if in_place is None or not self.made_here(args[0]):
+            return func
+        return in_place if self.recorder.trace.ops[self.maker(args[0])].name.startswith(ZEROS) else func
+
+    def is_accumulation(self, node: Any, args: Any, kwargs: Any) -> bool:
+        """Whether the engine adds a gradient to an earlier one of the same tensor, in place since it alone has that.
+
+        The rule is that of `torch/csrc/autograd/input_buffer.cpp`. While the engine does so, the node that made the
+        later gradient is the current one; a sum in that node's own formula is told by its operand, made there too.
+        """
+        if len(args) != 2 or kwargs or not all(isinstance(t, torch.Tensor) and is_plain(t) for t in args):
+            return False
+        old, new = args
+        if old.shape != new.shape or not asked_by_engine():
+            return False
+        targets = node.next_functions
+        if self.made_here(old) and len(set(targets)) == len(targets):
+            return False
+        return is_dense(old) and held_once(old)
+
+
+def on_cpu(tensor: torch.Tensor) -> bool:
+    return device_of(tensor).type == "cpu"
+
+
+def fits_into(args: Any) -> bool:
+    """Whether the result has the shape of the first argument."""
+    shapes = [t.shape for t in args if isinstance(t, torch.Tensor)]
+    return bool(torch.broadcast_shapes(*shapes) == shapes[0])
+
+
+def asked_by_engine() -> bool:
+    """Whether C++ code that the engine runs has called the dispatch mode, not Python code of the user's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("holdover.trace"):
+        frame = frame.f_back
+    return frame.f_code is ENGINE
+
+
+def evenly(recorder: Recorder) -> Formula:
+    """`evenly_distribute_backward` in `torch/csrc/autograd/FunctionsManual.cpp`, its branch for plain tensors on CPU.
+
+    The watched one asks, for an input and its largest value: isnan(input), isnan(value), both of that, input == value,
+    or, the mask's sum, the gradient by it, mask times that. The plain one looks at the value only, and fills zeros.
+    """
+
+    def aside(op: Any, args: Any) -> Any:
+        """What a plain step never makes."""
+        with recorder.unwatched():
+            return op(*args)
+
+    def run(op: Any, *args: Any) -> Any:
+        return recorder.record(op, args, {})
+
+    def asked(call: tuple[Any, Any], op: Any) -> Any:
+        assert call[0] is op, f"autograd asks for {call[0]}, not for {op}, in the gradient of a maximum"
+        return call[1]
+
+    call = yield None
+    (values,) = asked(call, aten.isnan.default)
+    call = yield aside(*call)
+    call = yield run(aten.isnan.default, *asked(call, aten.isnan.default))
+    asked(call, aten.logical_and.default)
+    call = yield aside(*call)
+    mask = run(aten.eq.Tensor, *asked(call, aten.eq.Tensor))
+    call = yield mask
+    asked(call, aten.logical_or_.default)
+    call = yield mask
+    zeros = run(aten.new_zeros.default, values, values.shape)
+    call = yield run(aten.sum.default, *asked(call, aten.sum.default))
+    share = run(aten.div.Tensor, *asked(call, aten.div.Tensor))
+    call = yield share
+    asked(call, aten.mul.Tensor)
+    return run(aten.masked_fill_.Tensor, zeros, mask, share)
