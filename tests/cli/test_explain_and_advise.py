@@ -20,7 +20,11 @@ def test_explain_tells_the_story_of_a_tensor_under_a_plan_of_its_own_model(run: 
         assert said in done.stdout
     done = run("explain", f"{factories}:other", "0", "--plan", "plan.json", "--optimizer", "none")
     assert done.returncode == 2
-    assert "the plan was made for another model (Sequential)" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "this plan was made for another model: a Sequential, and this is one of that name that consists of" in said
+    assert "7 modules of the planned model are not here: 2 (Linear), 3 (GELU), 4 (Linear) and 4 more" in said
+    assert "1 module is of another class: 1 (planned GELU, here Tanh)" in said
+    assert "recording" not in said
 
 
 def test_explain_as_json_with_a_plan_for_a_budget(run: Run, factories: Path) -> None:

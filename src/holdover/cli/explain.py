@@ -20,6 +20,8 @@ from holdover.cli.common import (
     with_step_options,
 )
 
+MOST_PLACES = 3
+
 
 @fails_politely
 @with_step_options
@@ -47,6 +49,7 @@ def explain(
 ) -> None:
     """Tell why a tensor is held for backward, and what dropping it would save at the peak and cost."""
     from holdover.planning.explain import explain_of
+    from holdover.planning.outline import strange_places, why_other
     from holdover.planning.plan import Plan
     from holdover.planning.steps import recorded
     from holdover.report.explain_view import explain_view
@@ -58,13 +61,20 @@ def explain(
     wanted = parse_budget(budget) if budget is not None else None
     chosen = Plan.load(plan) if plan is not None else None
     step = options.build(model)
+    if chosen is not None and (difference := why_other(chosen, step.model)):
+        fail(difference)
     with stage("recording the step"):
         found = recorded(step.model, step.args, step.kwargs, loss=step.loss, **options.keywords)
     if wanted is not None:
         with stage("planning"):
             chosen = found.plan(wanted, time_limit=time_limit)
-    if chosen is not None and chosen.fingerprint != found.trace.fingerprint:
-        fail(f"the plan was made for another model ({chosen.model}); plan again, or give --budget")
+    if chosen is not None and (strange := strange_places(found.trace, chosen)):
+        more = f" and {len(strange) - MOST_PLACES} more" if len(strange) > MOST_PLACES else ""
+        typer.echo(
+            f"note: {len(strange)} of {len(chosen.choices)} places of the plan are not in this step, and their results "
+            f"are kept: {', '.join(strange[:MOST_PLACES])}{more}. Plan again for this step.",
+            err=True,
+        )
     with stage("timing its ops, simulating"):
         account = explain_of(found, target, plan=chosen)
     if as_json:

@@ -19,6 +19,7 @@ from holdover.planning.bound import Bound
 from holdover.planning.describe import described
 from holdover.planning.inputs import checked_pairs, planned_shape, shapes_of
 from holdover.planning.on_card import CardBudget, budget_kind_of
+from holdover.planning.outline import outline_of
 from holdover.planning.packing import packable
 from holdover.planning.plan import Plan
 from holdover.planning.priced import priced_here
@@ -96,10 +97,11 @@ def plan(
     if compiled:
         from holdover.integrations.planned import plan_compiled  # loads the compiler
 
-        return plan_compiled(
+        made = plan_compiled(
             model, args, kwargs, budget=wanted, backend="inductor" if compiled is True else compiled, loss=loss,
             optimizer=optimizer, precision=precision, device=place.device, with_loss=with_loss, time_limit=time_limit,
         )  # fmt: skip
+        return replace(made, outline=outline_of(model))
     recorded = [
         (shapes_of(a, k), place.record(model, a, k, loss=loss, optimizer=optimizer, precision=precision))
         for a, k in [(args, kwargs), *checked_pairs(also)]
@@ -107,13 +109,14 @@ def plan(
     if also:
         from holdover.planning.shapes import plan_shapes  # builds upon this module
 
-        return plan_shapes(recorded, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
+        made = plan_shapes(recorded, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit)
+        return replace(made, outline=outline_of(model))
     [(shapes, trace)] = recorded
     made = plan_of(
         trace, wanted, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card,
         budget_kind=budget_kind,
     )  # fmt: skip
-    return replace(made, shapes=(planned_shape(shapes, made),))
+    return replace(made, shapes=(planned_shape(shapes, made),), outline=outline_of(model))
 
 
 def plan_of(

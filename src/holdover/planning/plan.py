@@ -104,6 +104,7 @@ class Plan:
         shapes: all input shapes that were planned for, with the promise at each and which plan it follows. The other
             figures are those of the dearest: the one with the highest peak without a plan.
         variants: plans for some of the shapes; which one is followed is settled at each forward by its arguments.
+        outline: what the model consists of (`planning.outline`), by which another one is told apart; may be empty.
 
     Choices are kept in one order: by call, as the calls first come, and by index in each.
     """
@@ -142,6 +143,7 @@ class Plan:
     regions: tuple[str, ...] = ()
     shapes: tuple[PlannedShape, ...] = ()
     variants: tuple[Plan, ...] = ()
+    outline: Mapping[str, Any] = field(default_factory=dict, repr=False)
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __post_init__(self) -> None:
@@ -258,6 +260,7 @@ class Plan:
             data["modules"] = tuple(ModuleSummary(**m) for m in data["modules"])
             data["quiet"], data["notes"] = tuple(data["quiet"]), tuple(data["notes"])
             data["knee"] = None if data.get("knee") is None else Knee(**data["knee"])
+            data["outline"] = dict(data.get("outline") or {})
             data["regions"] = tuple(data.get("regions", ()))
             data["shapes"] = tuple(PlannedShape.from_dict(s) for s in data.get("shapes", ()))
             data["variants"] = tuple(cls._from_dict(v, name) for v in data.get("variants", ()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from holdover.cost.devices import Card
 from holdover.memory.on_card import place_of
 from holdover.planning.api import plan_of
+from holdover.planning.outline import Outline, outline_of
 from holdover.planning.plan import Plan
 from holdover.trace.graph import Trace
 from holdover.trace.record import Loss
@@ -19,11 +20,12 @@ from holdover.trace.step import OptimizerSpec
 
 @dataclass(frozen=True)
 class Recorded:
-    """A trace, the card it was recorded for (None: a device of this machine), and its precision."""
+    """A trace, the card it was recorded for (None: a device of this machine), its precision, the model's outline."""
 
     trace: Trace
     card: Card | None = None
     precision: str | None = None
+    outline: Outline = field(default_factory=dict)
 
     def plan(self, budget: int | float | str, *, time_limit: float = 60.0) -> Plan:
         """The plan for a budget, which is as `units.parse_budget` returns it.
@@ -31,7 +33,8 @@ class Recorded:
         Raises:
             BudgetError: it is below the lowest peak that can be reached.
         """
-        return plan_of(self.trace, budget, precision=self.precision, card=self.card, time_limit=time_limit)
+        made = plan_of(self.trace, budget, precision=self.precision, card=self.card, time_limit=time_limit)
+        return replace(made, outline=self.outline)
 
 
 def recorded(
@@ -52,4 +55,4 @@ def recorded(
     """
     place = place_of(device)
     trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
-    return Recorded(trace, place.card, precision)
+    return Recorded(trace, place.card, precision, outline_of(model))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from holdover.errors import ApplyError
+from holdover.planning.outline import why_other
 from holdover.recompute.apply import install, uninstall
 from holdover.recompute.shapes import guide_of
-from holdover.trace.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from holdover.planning.plan import Plan
@@ -35,8 +35,8 @@ def apply_(model: M, plan: Plan) -> M:
         The same model.
 
     Raises:
-        ApplyError: the plan was made for another architecture, needs `plan.recompute()` because it reaches into the
-            loss, or the model follows a plan already.
+        ApplyError: the plan was made for another architecture (says how the two differ), needs `plan.recompute()`
+            because it reaches into the loss, or the model follows a plan already.
 
     >>> import torch, holdover
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
@@ -46,13 +46,8 @@ def apply_(model: M, plan: Plan) -> M:
     """
     if not isinstance(model, torch.nn.Module):
         raise ApplyError(f"a plan goes on a torch.nn.Module, and this is a {type(model).__name__}")
-    found = fingerprint(model)
-    if found != plan.fingerprint:
-        raise ApplyError(
-            f"this plan was made for another model: a {plan.model} with fingerprint {plan.fingerprint}, and this is a "
-            f"{type(model).__name__} with fingerprint {found}. Modules, parameters, their shapes and which of them are "
-            "trained must be the same; plan again for this model"
-        )
+    if difference := why_other(plan, model):
+        raise ApplyError(difference)
     if plan.with_loss:
         raise ApplyError(
             "this plan reaches into the loss, which is outside the model: run forward and loss inside "
