@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,37 @@ def test_ops_that_are_said_to_take_nothing_take_nothing(packet: str) -> None:
     measured = workspace._measured(signature, Arena(torch.device("cpu")))
     assert measured is not None
     assert measured <= 16
+
+
+def test_a_mask_that_is_multiplied_by_is_cast_first() -> None:
+    mask, x = contiguous(64, 64, dtype="bool"), contiguous(64, 64)
+    product = Signature("aten.mul.Tensor", (x, mask), ())
+    filled = Signature("aten.masked_fill.Scalar", (x, mask, 0.0), ())
+    assert workspace_bytes([product, filled]) == {0: 4 * 64 * 64}
+
+
+def test_a_matrix_is_flipped_by_blocks_of_60() -> None:
+    flipped = replace(contiguous(64, 96), stride=(1, 64))
+    assert workspace_bytes([Signature("aten.copy_.default", (contiguous(64, 96), flipped), ())]) == {0: 4 * 60 * 60}
+    assert workspace_bytes([Signature("aten.copy_.default", (contiguous(64, 96), contiguous(64, 96)), ())]) == {}
+
+
+def test_blocks_of_an_expanded_gradient_are_copied_in_full() -> None:
+    """As in the backward of `F.unfold(x, 3).sum()`; the image that comes of it keeps the memory of the blocks."""
+    blocks = replace(contiguous(4, 72, 900), stride=(0, 0, 0))
+    signature = Signature("aten.col2im.default", (blocks, (32, 32), (3, 3), (1, 1), (0, 0), (1, 1)), ())
+    assert workspace_bytes([signature]) == {0: 4 * 4 * 72 * 900}
+    outputs = true_outputs(signature)
+    assert outputs is not None
+    assert [(o.shape, o.storage_bytes) for o in outputs if o is not None] == [((4, 8, 32, 32), 4 * 4 * 72 * 900)]
+
+
+def test_a_gradient_that_lies_otherwise_decides_how_the_next_one_lies() -> None:
+    x, flipped = contiguous(64, 96), replace(contiguous(64, 96), stride=(1, 64))
+    outputs = true_outputs(Signature("aten.elu_backward.default", (flipped, 1.0, 1, 1, False, x), ()))
+    assert outputs is not None
+    assert [o.stride for o in outputs if o is not None] == [(1, 64)]
+    assert true_outputs(Signature("aten.elu_backward.default", (x, 1.0, 1, 1, False, x), ())) is None
 
 
 def test_mixed_dtypes_and_unknown_ops_are_not_taken_for_granted() -> None:

@@ -50,6 +50,12 @@ POINTWISE = frozenset(
 """Kernels that take nothing when their operands agree in dtype and are contiguous (measured over PyTorch's own op
 samples); with mixed dtypes some of them cast a copy, so then they are measured like all others."""
 
+TAKES_A_MASK = frozenset(
+    {"bitwise_and", "bitwise_not", "bitwise_or", "logical_and", "logical_not", "logical_or", "masked_fill",
+     "masked_fill_", "where"}
+)  # fmt: skip
+"""Those of them that read booleans as they are; the others cast them to the dtype of the other operand first."""
+
 CLEAN_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 """Take nothing in float32 when each operand is contiguous or the transpose of it; in half precision oneDNN reorders."""
 
@@ -58,10 +64,22 @@ MISTAKEN_BY_FAKE_TENSORS = frozenset(
         "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "native_batch_norm", "_native_batch_norm_legit",
         "_batch_norm_with_update", "native_layer_norm", "native_group_norm", "native_group_norm_backward",
         "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "_embedding_bag",
+        "col2im",
     }
 )  # fmt: skip
 """Ops whose fake kernels give an output of another size than the CPU's kernels do: the workspace of oneDNN's RNNs,
-statistics of norms in mixed precision, scalar losses that keep the memory of their unreduced form."""
+statistics of norms in mixed precision, scalar losses that keep the memory of their unreduced form, and images put
+together from blocks, which keep the memory of the blocks."""
+
+LAID_OUT_OTHERWISE = frozenset(
+    {
+        "_log_softmax_backward_data", "binary_cross_entropy_backward", "elu_backward", "hardsigmoid_backward",
+        "hardswish_backward", "hardtanh_backward", "logit_backward", "native_batch_norm_backward",
+        "native_layer_norm_backward", "rrelu_with_noise_backward", "softplus_backward", "xlogy",
+    }
+)  # fmt: skip
+"""Ops whose fake kernels give an output of other strides than the CPU's kernels do, where the gradient lies otherwise
+than what it is a gradient of."""
 
 _LARGE_BYTES = 96 << 20
 _LARGE_OPERATIONS = 1e10
@@ -115,10 +133,10 @@ def takes_nothing(signature: Signature) -> bool:
     specs = list(tensors_of(signature))
     if packet in POINTWISE:
         specs = [spec for spec in specs if spec.shape]
-        return packet in ("_to_copy", "clone", "copy_") or (
-            len({spec.dtype for spec in specs if spec.dtype != "bool"}) <= 1
-            and all(_is_contiguous(spec) for spec in specs)
-        )
+        if packet in ("_to_copy", "clone", "copy_"):
+            return not any(_is_flipped_matrix(spec) for spec in specs)
+        unlike = {spec.dtype for spec in specs} - ({"bool"} if packet in TAKES_A_MASK else set())
+        return len(unlike) <= 1 and all(_is_contiguous(spec) for spec in specs)
     if packet in CLEAN_MATMULS:
         return all(s.dtype == "float32" and (_is_contiguous(s) or _is_contiguous(_transposed(s))) for s in specs)
     return False
@@ -131,7 +149,7 @@ def true_outputs(signature: Signature) -> list[TensorSpec | None] | None:
     where an output is no tensor. None for an op that cannot be run, or is too large to be.
     """
     packet = signature.name.split(".")[1] if "." in signature.name else ""
-    if packet not in MISTAKEN_BY_FAKE_TENSORS or not _may_differ(packet, signature):
+    if not _may_differ(packet, signature):
         return None
     device = torch.device("cpu")
     store = open_store(device)
@@ -152,8 +170,14 @@ def true_outputs(signature: Signature) -> list[TensorSpec | None] | None:
 
 
 def _may_differ(packet: str, signature: Signature) -> bool:
-    """Norms differ only where low precision meets float32."""
-    return "norm" not in packet or any(s.dtype in ("bfloat16", "float16") for s in tensors_of(signature))
+    """Whether the fake kernel is to be doubted: of norms only where low precision meets float32."""
+    specs = list(tensors_of(signature))
+    if packet in LAID_OUT_OTHERWISE:
+        alike = [spec for spec in specs if spec.shape == specs[0].shape and len(spec.shape) > 1]
+        return len({spec.stride for spec in alike}) > 1
+    if packet not in MISTAKEN_BY_FAKE_TENSORS:
+        return False
+    return "norm" not in packet or any(s.dtype in ("bfloat16", "float16") for s in specs)
 
 
 def _geometry(value: Any) -> tuple[tuple[int, ...], tuple[int, ...], str, int] | None:
@@ -170,6 +194,11 @@ def _is_contiguous(spec: TensorSpec) -> bool:
             return False
         expected *= size
     return True
+
+
+def _is_flipped_matrix(spec: TensorSpec) -> bool:
+    """A matrix that lies column by column is copied through a small buffer."""
+    return len(spec.shape) == 2 and not _is_contiguous(spec) and _is_contiguous(_transposed(spec))
 
 
 def _transposed(spec: TensorSpec) -> TensorSpec:

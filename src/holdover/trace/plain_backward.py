@@ -38,7 +38,7 @@ ZEROS = ("aten.new_zeros.", "aten.zeros.", "aten.zeros_like.")
 
 WRITES_INTO_OWN: dict[str, dict[Any, Any]] = {
     "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor},
-    "ClampBackward1": {aten.logical_and.default: aten.logical_and_.default},
+    "ClampBackward0": {aten.logical_and.default: aten.logical_and_.default},
 }
 """By autograd node: ops of its formula that write to their first argument, if the formula itself has made that."""
 

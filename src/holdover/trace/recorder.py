@@ -265,7 +265,8 @@ class Recorder(TorchDispatchMode):
 
     def made_like(self, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         dtype = getattr(torch, spec.dtype)
-        if tensor.untyped_storage().nbytes() == spec.storage_bytes and tensor.dtype == dtype:
+        same = tensor.untyped_storage().nbytes() == spec.storage_bytes and tensor.stride() == spec.stride
+        if same and tensor.dtype == dtype:
             return tensor
         with self.unwatched():
             base = torch.empty(spec.storage_bytes // dtype.itemsize, dtype=dtype, device=tensor.device)
