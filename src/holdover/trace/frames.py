@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +50,14 @@ def _framed(forward: Callable[..., Any], path: str, kind: str, counter: Counter)
             counter.leave()
 
     return framed
+
+
+_FRAME = next(code for code in _framed.__code__.co_consts if isinstance(code, CodeType))
+
+
+def is_frame(frame: FrameType) -> bool:
+    """Whether a running frame is that of a framed module: its locals `path` and `kind` say of which."""
+    return frame.f_code is _FRAME
 
 
 def call_key(parent: str, path: str, occurrence: int) -> str:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from holdover.errors import HoldoverError, TraceError
+from holdover.errors import TraceError
 from holdover.trace.escapes import Escapes
+from holdover.trace.failure import StepFailedError, isolated_step
 from holdover.trace.fake import Faker, unnoticed
 from holdover.trace.fingerprint import fingerprint
 from holdover.trace.frames import frame_modules
 from holdover.trace.generators import seeing_states
 from holdover.trace.graph import Category, Phase, Signature, TensorSpec, Trace
-from holdover.trace.isolate import ForeignError, isolated
+from holdover.trace.isolate import ForeignError
 from holdover.trace.recorder import Recorder
 from holdover.trace.replace import replace_tensors
 from holdover.trace.step import (
@@ -83,7 +84,8 @@ def record(
         target: a CUDA card that need not be here; the step is recorded as it would run there.
 
     Raises:
-        TraceError: the step itself fails, or returns no usable loss.
+        TraceError: the step itself fails (says in which module and at which line; its cause is the error), or returns
+            no usable loss.
 
     >>> import torch
     >>> trace = record(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
@@ -105,13 +107,11 @@ def record(
 
     def on_fake(disguise: Callable[[], AbstractContextManager[None]]) -> Trace:
         fixes = None if target else corrections
-        return isolated(lambda subject: _record_fake(subject, faker, fixes, disguise(), target), step)
+        return isolated_step(lambda subject: _record_fake(subject, faker, fixes, disguise(), target), step)
 
     try:
         return on_fake(unnoticed)
-    except HoldoverError:
-        raise
-    except Exception as failed:
+    except StepFailedError as failed:
         reason = failed
     if not has_data or target is not None:
         try:
@@ -126,22 +126,24 @@ def record(
             return trace
         if target is not None:
             raise TraceError(
-                f"The step cannot be recorded for {target.name} without that card: {said(reason)} There is no data on "
-                "a card that is not here, so forward can take no branch on values, and its tensors must be made on "
+                f"The step cannot be recorded for {target.name} without that card: {_told(reason)} There is no data "
+                "on a card that is not here, so forward can take no branch on values, and its tensors must be made on "
                 "the device of its inputs. Without device=, the step is recorded for the CPU, data and all."
-            )
+            ) from reason.cause
         raise TraceError(
-            f"The step cannot be recorded without data, and the model or its inputs have none: {said(reason)} "
-            "Build the model and the inputs on a real device, or avoid reading values in forward."
-        )
+            "The step cannot be recorded without data, and the model or its inputs have none: "
+            f"{_told(reason)} Build the model and the inputs on a real device, or avoid reading values in forward."
+        ) from reason.cause
     try:
-        trace = isolated(_record_real, step)
-    except HoldoverError:
-        raise
-    except Exception as failed:
-        raise TraceError(f"The training step itself fails: {said(failed)}") from failed
+        trace = isolated_step(_record_real, step)
+    except StepFailedError as failed:
+        raise TraceError(f"The training step itself fails: {_told(failed)}") from failed.cause
     trace.notes.append(f"Recorded on real tensors, because fake ones cannot follow this step: {said(reason)}")
     return trace
+
+
+def _told(failed: StepFailedError) -> str:
+    return f"{said(failed)} {failed.where}".rstrip()
 
 
 def said(error: Exception) -> str:
