@@ -6,6 +6,7 @@ backward pass ends, and which tensors are wrapped by a function transform.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ __all__ = [
     "current_autograd_node",
     "current_graph_task_id",
     "disable_current_modes",
+    "engines_running",
     "excluding",
     "foreach_types",
     "has_kernel",
@@ -66,6 +68,15 @@ __all__ = [
 def at_end_of_pass(callback: Callable[[], None]) -> None:
     """Run `callback` when the backward pass that is running on this thread has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def engines_running() -> int:
+    """How many runs of autograd's engine this thread is in, one within another."""
+    count, frame = 0, sys._getframe()
+    while frame is not None:
+        count += frame.f_code is ENGINE
+        frame = frame.f_back  # type: ignore[assignment]
+    return count
 
 
 def cuda_is_initialised() -> bool:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from holdover.errors import TraceError
 from holdover.trace.replace import replace_tensors
 
 T = TypeVar("T")
@@ -25,6 +26,9 @@ def with_shapes(parts: T, model: torch.nn.Module, shape_of: Callable[[torch.Tens
         parts: arguments and loss.
         model: whose tensors stay.
         shape_of: the new shape of a tensor of at least one dimension; None where it stays as it is.
+
+    Raises:
+        TraceError: an empty dimension is to grow, which has nothing that could be repeated.
 
     >>> with_shapes((torch.tensor([[1, 2]]),), torch.nn.Identity(), lambda t: (2, 3))
     (tensor([[1, 2, 1],
@@ -55,5 +59,11 @@ def _repeated(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
             made = tensor.detach()
             for dim, (old, new) in enumerate(zip(tensor.shape, shape, strict=True)):
                 if old != new:
+                    if not old:
+                        raise TraceError(
+                            f"A tensor of shape {tuple(tensor.shape)} cannot be taken at {tuple(shape)}: dimension "
+                            f"{dim} is empty, so it has nothing to repeat. Pass a step whose arguments have at least "
+                            "one row in each dimension that is to be resized."
+                        )
                     made = made.index_select(dim, torch.arange(new, device=tensor.device) % old)
     return made.requires_grad_(tensor.requires_grad)
