@@ -21,8 +21,9 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.partitioners import NodeInfo, min_cut_rematerialization_partition, must_recompute
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
 from torch._prims import rng_prims
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -42,6 +43,7 @@ __all__ = [
     "inductor_config",
     "is_getitem",
     "is_optimized_module",
+    "laid_out_inputs",
     "min_cut_rematerialization_partition",
     "must_recompute",
     "skipped_by_dynamo",
@@ -86,8 +88,44 @@ def inductor(
     gm: fx.GraphModule, inputs: Any, patches: dict[str, Any], run_graph: Callable[..., Any] | None = None
 ) -> Any:
     """Compile a graph as the Inductor backend does, with these settings; `run_graph` in place of its code generator."""
-    inner: dict[str, Any] = {} if run_graph is None else {"inner_compile": run_graph}
-    return compile_fx(gm, inputs, config_patches=patches, **inner)
+    return compile_fx(gm, inputs, config_patches=patches, inner_compile=run_graph or _compile_keeping_parameters)
+
+
+def _compile_keeping_parameters(gm: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+    """Inductor's code generator, told that a parameter which forward hands to backward is to stay as it is.
+
+    It may lay out anew whatever only backward sees. Of a parameter that convolutions read it would make a copy, which
+    forward then saves beside the parameter itself.
+    """
+    output = next(iter(gm.graph.find_nodes(op="output")))
+    visible = output.meta.get("user_visible_output_idxs")
+    parameters = _parameters(gm, options)
+    if visible is not None and not options.get("is_backward"):
+        own = [i for i, node in enumerate(output.args[0]) if node in parameters]
+        output.meta["user_visible_output_idxs"] = sorted({*visible, *own})
+    return compile_fx_inner(gm, inputs, **options)
+
+
+def _parameters(gm: fx.GraphModule, options: dict[str, Any]) -> frozenset[fx.Node]:
+    places = set(options.get("static_input_idxs") or ())
+    return frozenset(node for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if i in places)
+
+
+def laid_out_inputs(gm: fx.GraphModule, options: dict[str, Any]) -> list[fx.Node]:
+    """Inputs of a forward graph, no parameters, that Inductor copies into another layout for its convolutions.
+
+    Everything else in the graph reads the copy too, and backward gets it. `options` are those of the code generator.
+    """
+    if options.get("is_backward") or not GraphLowering.decide_layout_opt(gm, is_inference=False):
+        return []
+    parameters = _parameters(gm, options)
+    read = {node.args[0] for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)}
+    return [
+        node
+        for node in gm.graph.find_nodes(op="placeholder")
+        if node in read and node not in parameters and node.meta["val"].dim() == 4
+        and not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    ]  # fmt: skip
 
 
 def fuses(first: fx.Node, second: fx.Node) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdover.integrations._torch import (
     disable_compiler_caches,
     fuses,
     inductor,
+    laid_out_inputs,
 )
 from holdover.integrations.joint_graph import JointGraph, holds_tensors, read
 from holdover.integrations.lifetimes import inlined, let_go_early, unpack_late
@@ -195,13 +197,15 @@ class Graphs:
 
     def backend(self, gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         if self.backend_name == "inductor":
-            patches = {"custom_partitioner_fn": RecordingPartition(self.script)}
+            patches = {"custom_partitioner_fn": RecordingPartition(self.script, fused=self.backend_name == "inductor")}
             return inductor(gm, inputs, patches, self.runner)
         kwargs = {"keep_inference_input_mutations": True}
         return aot_autograd(fw_compiler=self.runner, partition_fn=RecordingPartition(self.script), **kwargs)(gm, inputs)
 
-    def runner(self, gm: fx.GraphModule, inputs: Any, **_: Any) -> Callable[[list[Any]], Any]:
+    def runner(self, gm: fx.GraphModule, inputs: Any, **options: Any) -> Callable[[list[Any]], Any]:
         runner = GraphRunner(gm, self)
+        if self.backend_name == "inductor":
+            lay_out(gm, laid_out_inputs(gm, options))
 
         def run(args: list[Any]) -> Any:
             return runner.call(args)
@@ -235,8 +239,8 @@ class Graphs:
 class RecordingPartition(Partition):
     """Leaves a note on both graphs."""
 
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
+    def __init__(self, script: Script, *, fused: bool = False) -> None:
+        super().__init__(script, fused=fused)
         self.joint: JointGraph | None = None
 
     def choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
@@ -260,6 +264,9 @@ class GraphRunner(fx.Interpreter):
         self.graphs = graphs
         self.info: GraphInfo | None = gm.meta.get(INFO)
         self.inlined = fused_nodes(gm.graph) if graphs.backend_name == "inductor" else frozenset()
+        output = next(iter(gm.graph.find_nodes(op="output")))
+        seen = len(output.args[0]) if self.info is None or self.info.outputs < 0 else self.info.outputs
+        self.strides = [told_strides(node) for node in output.args[0][:seen]]
 
     def call(self, args: list[Any]) -> Any:
         recorder, info = self.graphs.recorder, self.info
@@ -267,12 +274,21 @@ class GraphRunner(fx.Interpreter):
         call = recorder.begin_graph(info) if recorder is not None and info is not None and forward else 0
         out = self.boxed_run(args)
         self.env = {}
+        if self.graphs.backend_name == "inductor":
+            with recorder.unwatched() if recorder is not None else nullcontext():
+                self.restride(out)
         if recorder is not None and info is not None:
             if forward:
                 recorder.end_graph(call, sum(isinstance(t, torch.Tensor) for t in out[info.outputs :]))
             else:
                 recorder.end_backward()
         return out
+
+    def restride(self, out: Iterable[Any]) -> None:
+        """Whatever layout Inductor works in, what it hands out has the strides that it was traced with."""
+        for value, strides in zip(out, self.strides, strict=False):
+            if strides is not None and value.stride() != strides:
+                value.as_strided_(value.shape, strides)
 
     def draw(self, n: fx.Node) -> Any:
         """A random op that the user's activation checkpointing replays: the op itself, and the generator's state."""
@@ -300,6 +316,29 @@ class GraphRunner(fx.Interpreter):
             if n.name in self.inlined:
                 self.graphs.fused.add(op.id)
         return result
+
+
+def told_strides(node: Any) -> tuple[int, ...] | None:
+    """Of an image; None for other tensors, which are never laid out anew, and for sizes that are not known."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or not all(type(n) is int for n in value.stride()):
+        return None
+    return value.stride()
+
+
+def lay_out(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
+    """Have the graph begin by copying these of its inputs into channels-last layout, and read the copies only."""
+    begin = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    for node in inputs:
+        readers = list(node.users)
+        with gm.graph.inserting_before(begin):
+            laid = gm.graph.create_node(
+                "call_function", torch.ops.aten.clone.default, (node,), {"memory_format": torch.channels_last}
+            )
+        laid.meta.update(node.meta)
+        for reader in readers:
+            reader.replace_input_with(node, laid)
+    gm.recompile()
 
 
 def fused_nodes(graph: fx.Graph) -> frozenset[str]:

@@ -42,7 +42,8 @@ class PlannedBackend:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         told = json.dumps([plan.compiled, sorted((c.call, c.index) for c in plan.choices)])
-        self.partition = Partition(script_of(plan), ("holdover", hashlib.sha256(told.encode()).hexdigest()))
+        identity = ("holdover", hashlib.sha256(told.encode()).hexdigest())
+        self.partition = Partition(script_of(plan), identity, fused=plan.compiled == "inductor")
         self.warned = False
 
     def __call__(self, gm: fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Any:

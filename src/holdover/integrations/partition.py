@@ -16,6 +16,7 @@ from holdover.integrations._torch import (
     min_cut_rematerialization_partition,
 )
 from holdover.integrations.joint_graph import made_in_backward, read, saved_values
+from holdover.integrations.masks import without_masks
 
 Script = Mapping[str, frozenset[int]]
 """Fingerprint of a joint graph -> the places of the ops that are made again in backward."""
@@ -29,14 +30,15 @@ class Partition(CustomPartitionerFn):
 
     Args:
         script: graphs that are not in it are split as without a plan.
+        fused: whether pointwise ops of backward are computed inside the kernels of their readers.
         identity: what tells this script from others, for the compiler's caches; None keeps out of them.
 
     Attributes:
         matched, unmatched: fingerprints of the graphs that were in the script, and were not.
     """
 
-    def __init__(self, script: Script, identity: object | None = None) -> None:
-        self.script, self.identity = script, identity
+    def __init__(self, script: Script, identity: object | None = None, *, fused: bool = False) -> None:
+        self.script, self.identity, self.fused = script, identity, fused
         self.matched: list[str] = []
         self.unmatched: list[str] = []
         self.own: frozenset[str] | None = None
@@ -51,6 +53,8 @@ class Partition(CustomPartitionerFn):
 
     def choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
         """What forward saves; called by PyTorch's partitioner."""
+        if self.fused:
+            stock = without_masks(graph, info, stock)
         joint = read(graph, info)
         again = self.script.get(joint.fingerprint)
         (self.matched if again is not None else self.unmatched).append(joint.fingerprint)
