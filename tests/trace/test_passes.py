@@ -126,7 +126,7 @@ def test_a_run_that_failed_within_another_gives_way_to_it() -> None:
 
 
 def test_memory_of_a_step_that_survives_failed_runs() -> None:
-    """Scale, x, their product, its sine, and of the run that fails tanh, exp and exp's gradient; each of 4,000 bytes."""
+    """Scale, x, their product, its sine, and of the run that fails tanh, exp and exp's gradient: 4,000 bytes each."""
     peak = estimate(Tries(), (torch.ones(1000),)).peak_bytes
     assert 0 <= peak - 7 * 4000 <= 16
     assert abs(peak - peak_of(Tries())) <= 16
