@@ -209,6 +209,43 @@ def test_two_contents_of_one_storage_are_there_at_once() -> None:
     assert measured(model, x) - planned.peak_bytes == pytest.approx(0, abs=TOLERANCE)
 
 
+class LossInside(nn.Module):
+    """Returns the loss and the logits that it was made of, which a matrix product passes on without its own tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = (
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU()),
+            nn.Linear(4 * WIDTH, 300, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(self.body(x))
+        return F.cross_entropy(logits.flatten(0, 1), torch.zeros(x.shape[0] * 8, dtype=torch.int64)), logits
+
+    def step(self, x: torch.Tensor) -> None:
+        loss, logits = self(x)  # as in `measured`, the output is there to the end
+        loss.backward()
+        del logits
+
+
+@pytest.mark.parametrize("dropped", [("mm", "_log_softmax"), ("gelu", "nll_loss_forward"), ("_log_softmax",), ("mm",)])
+def test_what_the_program_holds_of_a_loss_within_the_model(dropped: tuple[str, ...]) -> None:
+    """Recipes of what is held end with forward; logits are held, but not as the tensor that the product made."""
+    model, x = LossInside(), torch.rand(16, 8, WIDTH)
+    trace = record(model, (x,), loss=lambda out: out[0], corrections=true_outputs)
+    _, eligible = candidates(trace, with_loss=False)
+    ops = [o for o in eligible if trace.ops[o].name.split(".")[1] in dropped]
+    assert len(ops) == len(dropped)
+    planned = simulated(trace, Choices(frozenset(ops)))
+    install(model, script(trace, ops))
+    model.step(x)
+    for p in model.parameters():
+        p.grad = None
+    assert measure_peak(lambda: model.step(x), model, x)[1] == pytest.approx(planned.peak_bytes, abs=TOLERANCE)
+    assert inspect(model).replayed_ops == sum(planned.replays.values())
+
+
 class Halved(torch.autograd.Function):
     """A tanh in place that tells autograd so: marking it dirty counts one write more than its ops did."""
 

@@ -14,9 +14,9 @@ from holdover.memory.holdings import Holdings, Observer
 from holdover.memory.recorded import Recipe
 from holdover.memory.timeline import NOTHING, RNG_STATE_BYTES, SMALL_PIN_BYTES, Choices, Timeline
 from holdover.trace.clones import clone_before
-from holdover.trace.events import reachable_events
+from holdover.trace.events import after_forward, reachable_events
 from holdover.trace.graph import Category, Event, Trace
-from holdover.trace.ops import generator_argument, resolve
+from holdover.trace.ops import LETS_GO, generator_argument, resolve
 
 
 def simulate(
@@ -63,16 +63,15 @@ class Walk:
         self.small_copies: dict[int, int] = {}  # value -> holding of the copy that its pins share
         self.lent: set[int] = set()  # storages that the program holds because a replay gave them to autograd
         self.resaved: set[int] = set()  # slots that autograd saved of such: the runtime keeps them
+        self.after_session = after_forward(trace, with_loss=choices.with_loss)
+        self.passed_on: set[int] = set()  # values whose memory outlives the tensor that their op made (rule 8)
         self.unpacked = [False] * len(trace.slots)
         self.slots_alive: set[int] = set()  # of recipes
         self.asking = self.last_pass = -1
         self.replays: dict[int, int] = defaultdict(int)
         self.copied_bytes = 0
-        for v in trace.values:
-            if v.maker < 0 and v.version == 0:
-                self.content[v.storage] = v.id
-
-    # -- events ---------------------------------------------------------------------------------------------------
+        for v in (v for v in trace.values if v.maker < 0 and v.version == 0):
+            self.content[v.storage] = v.id
 
     def run(self) -> None:
         act = {
@@ -85,6 +84,9 @@ class Walk:
 
     def on_op(self, number: int) -> None:
         op = self.trace.ops[number]
+        if number in self.after_session:  # what the program still holds keeps no recipe any longer (rule 2)
+            for storage in list(self.referred):
+                self.forget(storage)
         self.memory.begin_op(number)
         record = number in self.choices.recompute
         recipe = self.record(number) if record else self.packed(number)
@@ -104,6 +106,7 @@ class Walk:
                     self.refer(storage, recipe)
                 else:
                     self.awaited[storage] = recipe
+        self.passed_on.update(op.inputs if op.name.split(".")[1] in LETS_GO else ())
         self.run_kernel(number)
 
     def size(self, value: int) -> int:
@@ -270,8 +273,6 @@ class Walk:
             value = self.trace.slots[slot].value
             self.want(self.recipes[value], value, 1)
 
-    # -- recipes --------------------------------------------------------------------------------------------------
-
     def want(self, recipe: Recipe, value: int, change: int) -> None:
         """Somebody more, or less, wants the value; a recipe of which anything is wanted wants its inputs (rule 11)."""
         stack = [(recipe, value)]
@@ -311,8 +312,8 @@ class Walk:
 
     def available(self, value: int) -> bool:
         storage = self.trace.values[value].storage
-        original = self.memory.program[storage] and self.content[storage] == value and storage not in self.lent
-        return value in self.copies or bool(original)
+        there = self.memory.program[storage] and self.content[storage] == value and storage not in self.lent
+        return value in self.copies or bool(there and value not in self.passed_on)
 
     def materialise(self, target: Recipe, asked: int) -> None:
         """Replay what is missing, inputs before outputs; what only this replay needed goes with its last reader."""

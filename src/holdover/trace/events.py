@@ -20,6 +20,12 @@ def reachable_events(trace: Trace, *, with_loss: bool) -> Iterator[tuple[Event, 
             yield kind, number
 
 
+def after_forward(trace: Trace, *, with_loss: bool) -> set[int]:
+    """The first op of each step that comes when forward, or with it the loss, is over."""
+    watched = (Phase.FORWARD, Phase.LOSS) if with_loss else (Phase.FORWARD,)
+    return {last + 1 for last in {op.step: op.id for op in trace.ops if op.phase in watched}.values()}
+
+
 def replayed_part(trace: Trace, step: int) -> Trace:
     """The same trace with only the events of one step's forward, loss and backward, and what is held at its start.
 
