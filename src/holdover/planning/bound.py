@@ -14,7 +14,8 @@ of it made right before is made again. No copy is counted where that clone may h
                g_v <= x_o                   it is made again by o
                x_o <= z_k                   a replay of o turns the dispatch mode on in the calls of k
                g_v <= h_u + g_u             from everything that o reads
-               x_c + x_o - 1 <= d_o + h_v   c reads v and was replayed before t, v is asked for after t
+               x_c + b_o - 1 <= b_c         o, which reads what c makes, is replayed before t: then c is, too
+               b_o + g_v - 1 <= d_o         and again after it
                x_c - x_o - x_k <= f_v   c reads v, made by o, that is written over; k, if any, clones it before
                x_w - x_o <= r_v         w writes over v
                x_k + x_o - 1 <= e_v     a clone of what is made again is no pin
@@ -39,6 +40,9 @@ from holdover.trace.clones import clone_before
 
 MOST_COLUMNS = 40_000
 """Variables from which on no more moments are looked at."""
+
+CHAINED_UP_TO = 400
+"""Eligible ops up to which it is followed what a replay makes be replayed before it."""
 
 MOMENTS_AT_ONCE, IF_LARGE, LARGE = 6, 1, 10_000
 """Moments that are added together before solving again; the second number from so many variables on, where each
@@ -93,8 +97,9 @@ class Bound:
         self.binaries = size
         self.twice: dict[int, int] = {}
         if len(problem.passes) == 1:
-            self.twice = {o: size + i for i, o in enumerate(sorted(asked))}
+            self.twice = {o: size + i for i, o in enumerate(problem.eligible)}
         self.size = size + len(self.twice)
+        self.chained = len(self.replayed) <= CHAINED_UP_TO
         self.rows = _Rows()
         self.twin = {v: w for v, clone in problem.clones.items() for v, w in ((v, clone), (clone, v))}
         extra = [self._charges(), self._copies()]
@@ -234,19 +239,33 @@ class Bound:
                 for w in problem.trace.ops[c].outputs:
                     if w in g:
                         self.rows.add([g[w], *parts], [1.0] + [-1.0] * len(parts), 0.0)
-        self._add_waiting(t, h, wanted)
+        self._add_again(t, g)
         self.memory[t] = len(self.rows.upper), fixed
         self.rows.add([*bytes_of], [*bytes_of.values()], 0.0)
 
-    def _add_waiting(self, t: int, h: dict[int, int], wanted: Iterable[int]) -> None:
-        """What was replayed for a reader's replay, and is asked for later, waits until then or is replayed again."""
-        for v in wanted:
-            o = self.problem.maker[v]
-            if o in self.twice:
-                for c in self.problem.readers.get(v, ()):
-                    if self.deadline[c] < t:
-                        columns = [self.replayed[c], self.replayed[o], self.twice[o], h[v]]
-                        self.rows.add(columns, [1.0, 1.0, -1.0, -1.0], 1.0)
+    def _add_again(self, t: int, g: Mapping[int, int]) -> None:
+        """What is replayed before t and after it is replayed twice."""
+        problem = self.problem
+        before: dict[int, int] = {}  # op -> whether it is replayed before t
+        for o in reversed(problem.eligible):
+            if self.deadline[o] < t:
+                before[o] = self.replayed[o]
+            elif self.chained:
+                after = {before[c]: None for v in self._gone(o) for c in problem.readers.get(v, ()) if c in before}
+                if after:
+                    before[o] = self._column()
+                for column in after:
+                    self.rows.add([self.replayed[o], column, before[o]], [1.0, 1.0, -1.0], 1.0)
+        for v, again in g.items():
+            o = problem.maker[v]
+            if o in self.twice and o in before:
+                self.rows.add([before[o], again, self.twice[o]], [1.0, 1.0, -1.0], 1.0)
+
+    def _gone(self, op: int) -> Iterator[int]:
+        """Outputs that no replay finds in the program's hands."""
+        for v in self.problem.trace.ops[op].outputs:
+            if self.problem.needs[v].program_end < self.problem.backward_start:
+                yield v
 
     def _column(self) -> int:
         self.size += 1
