@@ -11,6 +11,10 @@ ALIKE = 0.6
 """How alike two spellings have to be, as `difflib` counts, from 0 to 1."""
 
 
+LONG = 2
+"""Letters from which on a name that contains another is like it."""
+
+
 def nearest(name: str, known: Iterable[str], most: int = MOST) -> list[str]:
     """Known names like `name`, the most alike first: those that contain it, then like spellings; case and punctuation
     do not count.
@@ -23,7 +27,7 @@ def nearest(name: str, known: Iterable[str], most: int = MOST) -> list[str]:
     for other in known:
         plain = _plain(other)
         ratio = difflib.SequenceMatcher(None, wanted, plain).ratio() if plain else 0.0
-        if wanted and wanted in plain:
+        if len(wanted) >= LONG and wanted in plain:
             ratio += 1.0  # part of a longer name, such as a card without its memory
         if ratio >= ALIKE:
             alike[other] = ratio

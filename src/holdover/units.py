@@ -108,7 +108,10 @@ def parse_budget(budget: int | str) -> int | float | Literal["min"]:
         if match is not None:
             share = float(match.group(1).replace("_", "")) / 100
             if not 0 < share <= 1:
-                raise UnitError(f"a budget of {budget.strip()} makes no sense: it is a share of the step's own peak")
+                raise UnitError(
+                    f"a budget of {budget.strip()} makes no sense: it is a share of the step's own peak, above 0% and "
+                    "at most 100%, which is the step as it is"
+                )
             return share
     try:
         size = parse_bytes(budget)

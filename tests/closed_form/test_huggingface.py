@@ -110,7 +110,7 @@ def test_gpt2() -> None:
     ("config", "message"),
     [
         ({"model_type": "mamba"}, "model type 'mamba' is unknown.*holdover estimate"),
-        ({}, "model type 'missing' is unknown"),
+        ({}, 'it has no "model_type"'),
         (LLAMA | {"hidden_size": None}, "hidden_size is None; it must be a number"),
         (LLAMA | {"hidden_act": "tanh"}, "activation 'tanh' is unknown"),
     ],

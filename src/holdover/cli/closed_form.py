@@ -266,6 +266,8 @@ def _show(settings: Settings, step_time: float | None, stages: bool, tensors: bo
 def _compare(settings: Settings, others: list[str], as_json: bool) -> None:
     from holdover.closed_form.views import compare_view, recompute_name
 
+    if not all(text.strip(" ,") for text in others):
+        fail('--compare names no setting: write settings and their values, as in --compare "recompute=full,tp=4"')
     base = settings.run()
     named = [(f"recompute {recompute_name(base.recompute)}", base)]
     named += [(text, settings.changed(text).run()) for text in others]

@@ -207,7 +207,10 @@ def fails_politely(command: Callable[P, None]) -> Callable[P, None]:
         except BrokenPipeError:  # the reader of our output has seen enough, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except Exception as error:
-            fail(f"{type(error).__name__}: {error}")
+            from holdover.trace.failure import users_line
+
+            at = users_line(error)
+            fail(f"{type(error).__name__}: {error}" + (f" (at {at})" if at else ""))
 
     return run
 
@@ -264,7 +267,8 @@ def check_writable(path: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise HoldoverError(f"cannot write {path}: {error.strerror or error}") from None
+        hint = "" if path.parent.exists() else f"; there is no directory {path.parent}, make it first"
+        raise HoldoverError(f"cannot write {path}: {error.strerror or error}{hint}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

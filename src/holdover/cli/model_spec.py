@@ -23,7 +23,7 @@ from holdover.errors import ModelSpecError
 from holdover.names import near
 
 FORMS = "path/to/file.py:factory, transformers:CONFIG.json, transformers:CLASS, timm:NAME or torchvision:NAME"
-LIBRARIES = ("transformers", "timm", "torchvision")
+LIBRARIES = {"transformers": "LlamaForCausalLM", "timm": "resnet18", "torchvision": "resnet18"}  # with an example
 BATCH = 8  # where none is asked for
 CLASSES = 1000  # of an image classifier, where it does not say
 _MODEL_CLASS = re.compile(r"Model$|For[A-Z]\w+$")  # how the names of transformers' models end
@@ -56,8 +56,8 @@ def load(spec: str, *, batch: int | None = None, seq: int | None = None, meta: b
 
 
 def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelStep:
-    kind, colon, name = spec.partition(":")
-    if colon and name and kind in LIBRARIES:
+    kind, name = parsed(spec)
+    if kind in LIBRARIES:
         place: AbstractContextManager[Any] = torch.device("meta") if meta else nullcontext()
         builder = {"transformers": _from_transformers, "timm": _from_timm, "torchvision": _from_torchvision}[kind]
         try:
@@ -67,7 +67,23 @@ def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelSte
             raise
         except Exception as error:
             raise ModelSpecError(f"{kind} could not build {name!r}: {_said(error)}") from error
+    return _from_file(Path(kind), name, {"batch": batch, "seq": seq})
+
+
+def parsed(spec: str) -> tuple[str, str]:
+    """A MODEL as the library or file that it is of, and its name there.
+
+    Raises:
+        ModelSpecError: it has none of the forms, or there is no such file.
+    """
+    kind, colon, name = spec.partition(":")
+    if colon and name and kind in LIBRARIES:
+        return kind, name
     file, colon, factory = spec.rpartition(":")
+    if kind in LIBRARIES:
+        raise ModelSpecError(f"MODEL {spec!r} names no model: write for example {kind}:{LIBRARIES[kind]}")
+    if colon and factory and Path(f"{file}.py").is_file() and not Path(file).is_file():
+        raise ModelSpecError(f"there is no file {file}; near it: {file}.py, as in {file}.py:{factory}")
     if colon and "." not in file and not Path(file).exists() and (libraries := near(file, LIBRARIES)):
         raise ModelSpecError(f"MODEL {spec!r} is of no library that is known, {', '.join(LIBRARIES)}{libraries}")
     if not colon and spec.endswith(".py"):
@@ -75,7 +91,8 @@ def _load(spec: str, batch: int | None, seq: int | None, meta: bool) -> ModelSte
         raise ModelSpecError(f"MODEL {spec!r} names no function: write {spec}:FUNCTION; {known}")
     if not colon or not file or not factory:
         raise ModelSpecError(f"cannot read MODEL {spec!r}: write {FORMS}")
-    return _from_file(Path(file), factory, {"batch": batch, "seq": seq})
+    _check_file(Path(file))
+    return file, factory
 
 
 def _said(error: BaseException) -> str:
@@ -131,11 +148,27 @@ def _from_file(path: Path, factory: str, sizes: Mapping[str, int | None]) -> Mod
     if not callable(make):
         raise ModelSpecError(f"{factory!r} of {path} is a {type(make).__name__}, not a function that makes a model")
     given = _taken(make, sizes, f"{factory}() of {path}")
+    if lacking := _lacking(make, given):
+        what = "is a class that" if inspect.isclass(make) else "is a function that"
+        raise ModelSpecError(
+            f"{factory!r} of {path} {what} needs arguments ({', '.join(lacking)}), and it is called without: give them "
+            "defaults, or write a function that makes the model. --batch and --seq set parameters of these names"
+        )
     try:
         made = make(**given)
     except (Exception, SystemExit) as error:
         raise ModelSpecError(f"{factory}() of {path} raised {_said(error)}{_where(error, path)}") from error
     return _as_step(made, f"{factory}() of {path}")
+
+
+def _lacking(make: Callable[..., Any], given: Mapping[str, int]) -> list[str]:
+    """The parameters without a default that nothing is given for."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # it is not told
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds and n not in given]
 
 
 def _functions(module: ModuleType) -> str:
@@ -157,10 +190,16 @@ def _taken(make: Callable[..., Any], sizes: Mapping[str, int | None], what: str)
     return asked
 
 
-def _import_file(path: Path) -> ModuleType:
+def _check_file(path: Path) -> None:
     if not path.is_file():
         hint = ": it is a directory" if path.is_dir() else near(path.name, (p.name for p in path.parent.glob("*.py")))
+        if not hint and not path.suffix:
+            hint = f". A MODEL is {FORMS}"
         raise ModelSpecError(f"there is no file {path}{hint}")
+
+
+def _import_file(path: Path) -> ModuleType:
+    _check_file(path)
     name = path.stem if path.stem not in sys.modules else f"model_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -188,7 +227,12 @@ def _as_step(made: Any, what: str) -> ModelStep:
         got = (
             f"({', '.join(type(part).__name__ for part in parts)})" if isinstance(made, tuple) else type(made).__name__
         )
-        raise ModelSpecError(f"{what} must return (model, args, kwargs, loss), not {got}")
+        hint = ": all but the model, a torch.nn.Module, may be left out"
+        if made is None:
+            hint += "; is its return missing?"
+        elif isinstance(made, type) and issubclass(made, torch.nn.Module):
+            hint += f"; {made.__name__} is a class, call it"
+        raise ModelSpecError(f"{what} must return (model, args, kwargs, loss), not {got}{hint}")
     step = ModelStep(parts[0])
     if len(parts) > 1 and parts[1] is not None:
         if not isinstance(parts[1], (tuple, list)):

@@ -26,6 +26,10 @@ def serve(
     time_limit: Annotated[float, time_limit_option("Seconds for a frontier, about.")] = 30.0,
 ) -> None:
     """Serve the report page on this machine only, with a form that records and plans again."""
+    from holdover.cli.model_spec import parsed
+
+    for model in models:
+        parsed(model)
     try:
         import uvicorn
 

@@ -94,6 +94,8 @@ class ClosedForm:
     """The part of it that recomputation adds."""
     bubble_seconds: float
     notes: tuple[str, ...]
+    usable_bytes: int
+    """Of each GPU: what was said to be there, else the card's."""
 
     @property
     def heaviest(self) -> Stage:
@@ -107,8 +109,8 @@ class ClosedForm:
 
     @property
     def fits(self) -> bool:
-        """Whether the heaviest stage is within the card's usable memory."""
-        return self.peak_bytes <= self.cluster.card.usable_bytes
+        """Whether the heaviest stage is within what is usable."""
+        return self.peak_bytes <= self.usable_bytes
 
     @property
     def tokens(self) -> int:
@@ -156,7 +158,7 @@ class ClosedForm:
             "states": _plain(self.states),
             "recompute": _plain(self.recompute),
             "card": self.cluster.card.name,
-            "usable_bytes": self.cluster.card.usable_bytes,
+            "usable_bytes": self.usable_bytes,
             "parameters": self.parameters,
             "peak_bytes": self.peak_bytes,
             "heaviest_stage": self.heaviest.index,
@@ -195,7 +197,8 @@ def closed_form(
         states: what is kept per parameter; None is Megatron's mixed precision, 18 bytes.
         recompute: None recomputes nothing.
         cluster: the cards, for times and for whether it fits.
-        memory_bytes: under recompute "optimal", the budget of each GPU; None is the card's usable memory.
+        memory_bytes: of each GPU, for whether it fits, and the budget of recompute "optimal"; None is the card's usable
+            memory.
         small: count norm statistics, token ids and the like, which the paper leaves out.
 
     Returns:
@@ -228,8 +231,8 @@ def closed_form(
     replay, activations, working = times.replay, counted.activations, counted.replay
     hardware = times.hardware_flops
     choices: list[Choice | None] = [None] * len(rows.stage)
+    budget = cluster.card.usable_bytes if memory_bytes is None else memory_bytes
     if recompute.granularity == "optimal":
-        budget = cluster.card.usable_bytes if memory_bytes is None else memory_bytes
         found = [choose_row(model, rows, row, counted, cluster, budget) for row in range(len(rows.stage))]
         for row, choice in enumerate(found):
             if choice is None:
@@ -256,6 +259,7 @@ def closed_form(
         float(steps.replay_seconds[0]),
         float(steps.bubble_seconds[0]),
         (*recompute.notes(kernels), *layout.notes()),
+        budget,
     )
 
 

@@ -49,8 +49,10 @@ def from_config(config: Mapping[str, Any] | str | Path, *, sequence: int | None 
         return _gpt(config, name, sequence)
     if kind in _LLAMA_LIKE:
         return _llama(config, kind, name, sequence)
+    if not kind:
+        raise ConfigurationError(f'{name}: it has no "model_type", so it is no config.json of a Hugging Face model')
     raise ConfigurationError(
-        f"{name}: model type {kind or 'missing'!r} is unknown to the closed form. It knows "
+        f"{name}: model type {kind!r} is unknown to the closed form. It knows "
         f"{', '.join(sorted(_LLAMA_LIKE | _GPT_LIKE))}. Describe the model with flags (--layers, --hidden, --heads, "
         f"--ffn, --vocab), or use `holdover estimate`, which reads any model"
     )

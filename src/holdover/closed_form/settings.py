@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,8 +17,9 @@ from holdover.closed_form.parameters import MOMENT_BYTES, States
 from holdover.closed_form.pipeline import V_SHAPED
 from holdover.closed_form.presets import PAPER_LAYOUTS, PRESETS
 from holdover.closed_form.rates import Cluster, cluster_of
-from holdover.closed_form.recompute import Recompute
+from holdover.closed_form.recompute import MODULES, Recompute
 from holdover.cost.devices import card
+from holdover.errors import UnitError
 from holdover.names import near
 from holdover.units import parse_bytes
 
@@ -39,6 +41,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("uniform", "block"),
 }
 """What settings may be, those of which one word is chosen; "" is what the code or the layout implies."""
+
+
+OF_MODEL = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "experts", "top_k", "expert_ffn",
+    "shared_ffn",
+)  # fmt: skip
+"""Numbers that describe the model; 0 is what the preset or file says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +112,11 @@ class Settings:
             if value not in allowed:
                 listed = ", ".join(choice for choice in allowed if choice)
                 raise ConfigurationError(f"{_flag(name)} {value!r} is unknown: use one of {listed}")
+        for name in OF_MODEL:
+            if (number := getattr(self, name)) < 0:
+                raise ConfigurationError(f"{_flag(name)} {number}: give a number above 0, or 0 for the model's own")
+        if not math.isfinite(self.imbalance):
+            raise ConfigurationError(f"--imbalance {self.imbalance} is no number: give 1, or what is above")
 
     def changed(self, text: str) -> Settings:
         """These settings with some replaced.
@@ -257,11 +271,14 @@ class Settings:
         """What is recomputed."""
         if self.store_all != "auto" and not self.store_all.isdigit():
             raise ConfigurationError(f"--store-all {self.store_all!r}: give a number of micro-batches, or auto")
+        modules = tuple(name.strip() for name in self.modules.split(",") if name.strip())
+        if self.recompute == "selective" and not modules:
+            raise ConfigurationError(f"--recompute-modules names none: use some of {', '.join(MODULES)}")
         return Recompute(
             granularity=self.recompute,  # type: ignore[arg-type]
             method=self.method,  # type: ignore[arg-type]
             num_layers=self.num_layers,
-            modules=tuple(name.strip() for name in self.modules.split(",") if name.strip()),
+            modules=modules,
             distribute_saved=self.distribute_saved,
             store_all_micro_batches=0 if self.store_all == "auto" else int(self.store_all),
             offload=self.offload,
@@ -273,7 +290,11 @@ class Settings:
 
     def memory_bytes(self) -> int:
         """The budget of each GPU."""
-        return parse_bytes(self.memory) if self.memory else card(self.card).usable_bytes
+        if not self.memory:
+            return card(self.card).usable_bytes
+        if not (memory := parse_bytes(self.memory)):
+            raise UnitError("--memory of 0 bytes makes no sense: give what each GPU has, such as 72GiB")
+        return memory
 
     def run(self) -> ClosedForm:
         """The result."""

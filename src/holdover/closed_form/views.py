@@ -179,11 +179,18 @@ def layout_name(layout: Layout) -> str:
     return ", ".join(names) or "one GPU"
 
 
+def _count(parameters: int) -> str:
+    for factor, unit in ((1e9, "B"), (1e6, "M")):
+        if parameters >= factor:
+            return f"{parameters / factor:.1f} {unit}"
+    return f"{parameters:,}"
+
+
 def _headline(found: ClosedForm) -> str:
     layout = found.layout
     many = "GPUs" if layout.gpus > 1 else "GPU"
     return (
-        f"{found.architecture.name}: {found.parameters / 1e9:.1f} B parameters on {layout.gpus} {many} "
+        f"{found.architecture.name}: {_count(found.parameters)} parameters on {layout.gpus} {many} "
         f"({found.cluster.card.title}), {layout_name(layout)}\n"
         f"sequences of {layout.sequence or found.architecture.sequence} tokens, {layout.micro_batch} a micro-batch, "
         f"{layout.micro_batches} micro-batches; recompute {recompute_name(found.recompute)}"
@@ -231,7 +238,7 @@ def _shown(found: ClosedForm, every_stage: bool) -> list[tuple[Stage, str]]:
 
 
 def _verdict(found: ClosedForm) -> str:
-    usable = found.cluster.card.usable_bytes
+    usable = found.usable_bytes
     word = "fits" if found.fits else "does not fit"
     heavy = found.heaviest
     working = "a layer's backward" if heavy.replay_bytes + heavy.temporaries_bytes >= heavy.loss_bytes else "the loss"

@@ -32,6 +32,7 @@ STANDARD = os.path.dirname(os.__file__) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
+RECORDING = "_one_step"  # of record.py
 PHASES = {Phase.LOSS: "the loss", Phase.OPTIMIZER: "the optimizer's step"}
 
 
@@ -103,25 +104,28 @@ def _portable(error: Exception) -> Exception | None:
 def where_of(error: BaseException) -> str:
     """A sentence that says where in a step an error was raised: "" if it was not raised in one.
 
-    The module is the innermost one that was running; the line is the innermost of the user's own code, or, if there is
-    none, of a package's that is neither PyTorch nor this one.
+    The module is the innermost one that was running.
     """
     module, phase = "", None
-    lines: list[tuple[str, int]] = []
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         if frames.is_frame(frame):
             path, kind = frame.f_locals["path"], frame.f_locals["kind"]
             module = f"{path} ({kind})" if path else f"the model itself ({kind})"
-        elif "recorder" in frame.f_locals and hasattr(frame.f_locals["recorder"], "phase"):
+        elif frame.f_code.co_name == RECORDING and "recorder" in frame.f_locals:
             phase = frame.f_locals["recorder"].phase
-        if _is_users(frame):
-            lines.append((frame.f_code.co_filename, line))
     if phase is None:
         return ""
-    own = [line for line in lines if not any(part in line[0] for part in INSTALLED)]
+    line = users_line(error)
     told = f"It fails in {PHASES.get(phase, phase)}"
     told += f", in {module}" if module else ""
-    return told + (f", at {_line(*(own or lines)[-1])}." if lines else ".")
+    return told + (f", at {line}." if line else ".")
+
+
+def users_line(error: BaseException) -> str:
+    """The innermost line that led to an error of the user's own code, else of a package's; "" if there is none."""
+    passed = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__) if _is_users(f)]
+    own = [each for each in passed if not any(part in each[0] for part in INSTALLED)]
+    return _line(*(own or passed)[-1]) if passed else ""
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -137,7 +137,11 @@ def record(
     try:
         trace = isolated_step(_record_real, step)
     except StepFailedError as failed:
-        raise TraceError(f"The training step itself fails: {_told(failed)}") from failed.cause
+        bare = "" if args or kwargs else (
+            " The model was called without arguments: they are args= and kwargs=, or the second and third value that "
+            "a factory returns."
+        )  # fmt: skip
+        raise TraceError(f"The training step itself fails: {_told(failed)}{bare}") from failed.cause
     trace.notes.append(f"Recorded on real tensors, because fake ones cannot follow this step: {said(reason)}")
     return trace
 

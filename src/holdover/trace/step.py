@@ -69,13 +69,21 @@ def default_loss(output: Any) -> torch.Tensor:
     floating = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if not floating:
         raise TraceError(
-            f"The model returned {type(output).__name__} without a floating tensor that requires a gradient, so there "
-            "is no loss to differentiate. Pass loss=, a function of the output that gives a scalar tensor."
+            f"The model returned {_returned(output)} without a floating tensor that requires a gradient, so there "
+            "is no loss to differentiate. Pass loss=, a function of the output that gives a scalar tensor; on the "
+            "command line it is the fourth value that the factory returns."
         )
     total = floating[0].sum()
     for t in floating[1:]:
         total = total + t.sum()
     return total
+
+
+def _returned(output: Any) -> str:
+    """What kind of output it is: a tensor that the step is recorded on may be of a class that nobody knows."""
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of {str(output.dtype).removeprefix('torch.')}"
+    return type(output).__name__
 
 
 def checked_loss(loss: Callable[[Any], torch.Tensor] | None, output: Any) -> torch.Tensor:
@@ -102,6 +110,11 @@ def make_optimizer(spec: OptimizerSpec, model: torch.nn.Module) -> torch.optim.O
     if spec is None or isinstance(spec, torch.optim.Optimizer):
         return spec
     check_optimizer(spec)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TraceError(
+            "No parameter of the model requires a gradient, so that an optimizer has nothing to train: all are frozen, "
+            "or there are none. With optimizer=None (--optimizer none) forward and backward alone are looked at."
+        )
     if isinstance(spec, str):
         name = spec.lower()
         kwargs: dict[str, Any] = {"lr": 1e-3} if name == "sgd" else {}
