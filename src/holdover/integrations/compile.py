@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from holdover import __version__
 from holdover.errors import ApplyError
 from holdover.integrations._torch import aot_autograd, boxed_nop, inductor
 from holdover.integrations.capture import GRAPH
@@ -41,7 +42,7 @@ class PlannedBackend:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        told = json.dumps([plan.compiled, sorted((c.call, c.index) for c in plan.choices)])
+        told = json.dumps([__version__, plan.compiled, sorted((c.call, c.index) for c in plan.choices)])
         identity = ("holdover", hashlib.sha256(told.encode()).hexdigest())
         self.partition = Partition(script_of(plan), identity, fused=plan.compiled == "inductor")
         self.warned = False

@@ -49,6 +49,8 @@ class Partition(CustomPartitionerFn):
             forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         if self.own is not None:
             backward = replayed_late(backward, self.own, self.forward_ops)
+        if self.fused:
+            hand_out_as_told(backward, frozenset(kwargs.get("static_lifetime_input_indices") or ()))
         return forward, backward
 
     def choose(self, graph: fx.Graph, info: NodeInfo, stock: list[fx.Node]) -> list[fx.Node]:
@@ -66,6 +68,30 @@ class Partition(CustomPartitionerFn):
 
     def uuid(self) -> object | None:
         return self.identity
+
+
+def hand_out_as_told(backward: fx.GraphModule, parameters: frozenset[int]) -> None:
+    """Have gradients of images, not those of parameters, leave the graph in the layout that they were traced with.
+
+    Where Inductor has laid out a convolution's input anew, its gradient comes in that layout too, and those who get it
+    copy it, and with it what they have saved: max-pooling its whole input. Written as told, it costs nothing more.
+    """
+    graph = backward.graph
+    if not graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
+        return
+    output = next(iter(graph.find_nodes(op="output")))
+    told = list(output.args[0])
+    for i, node in enumerate(told):
+        value = node.meta.get("val") if isinstance(node, fx.Node) and i not in parameters else None
+        if isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_contiguous():
+            with graph.inserting_before(output):
+                kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format}
+                told[i] = graph.create_node(
+                    "call_function", torch.ops.aten.clone.default, (node,), kwargs, f"{node.name}_as_told"
+                )
+            told[i].meta.update(node.meta)
+    output.args = (tuple(told), *output.args[1:])
+    backward.recompile()
 
 
 def replayed_late(backward: fx.GraphModule, own: frozenset[str], forward_ops: frozenset[str]) -> fx.GraphModule:
