@@ -57,7 +57,7 @@ def test_the_closed_forms_choices_are_listed_as_they_are_accepted(setting: str) 
 
 @pytest.mark.parametrize(
     ("command", "seconds"),
-    [("plan", 60), ("explain", 60), ("verify", 60), ("frontier", 60), ("report", 60), ("advise", 10), ("serve", 30)],
+    [("plan", 60), ("explain", 60), ("verify", 60), ("frontier", 60), ("report", 60), ("advise", 30), ("serve", 30)],
 )
 def test_what_plans_has_a_time_limit(command: str, seconds: float) -> None:
     (option,) = (p for name, p in parameters() if name == command and "--time-limit" in p.opts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from holdover.memory.timeline import Choices
 from holdover.planning.address import find
 from holdover.planning.explain import explain_of
 from holdover.planning.steps import Recorded, recorded
+from holdover.units import format_bytes
 
 ROWS, WIDTH, WIDE = 1000, 8, 64
 
@@ -186,3 +189,13 @@ def test_an_op_of_a_module_that_only_holds_others_is_answered_with_theirs(step: 
         find(step.trace, ":tanh")
     assert str(error.value).startswith("the model itself makes nothing of its own, only the modules in it do, such as ")
     assert "0.act:0 (aten.gelu.default)" in str(error.value)
+
+
+def test_no_figure_of_a_modules_table_is_cut(step: Recorded) -> None:
+    account = explain_of(step, ".", plan=step.plan(1 << 40, time_limit=1))
+    table = [re.split(r"\s{2,}", line.strip()) for line in str(account).splitlines() if re.match(r"\s*\d[.:]", line)]
+    assert len(table) == len({found.life.op for found in account.explanations})
+    for row in table:
+        assert not any("…" in cell for cell in row[2:])
+    sizes = {row[2] for row in table}
+    assert {format_bytes(ROWS * WIDE * 4), format_bytes(ROWS * WIDTH * 4)} <= sizes

@@ -31,7 +31,7 @@ def advise(
     options: StepOptions,
     time_limit: Annotated[
         float, time_limit_option("Seconds that the solver may take for each plan, about; there may be ten of them.")
-    ] = 10.0,
+    ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether memory or time is the tighter constraint, and what follows, with what each way costs."""

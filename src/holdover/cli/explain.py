@@ -38,7 +38,12 @@ def explain(
         ),
     ],
     budget: Annotated[
-        str | None, typer.Option("--budget", help="Also tell what the plan for this budget does with it, and why.")
+        str | None,
+        typer.Option(
+            "--budget",
+            help="Also tell what the plan for this budget does with it, and why: 24GiB, 60% of the step's own peak, or "
+            "min.",
+        ),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="The same for a plan from a file.", show_default=False)
@@ -60,6 +65,10 @@ def explain(
     options.checked()
     wanted = parse_budget(budget) if budget is not None else None
     chosen = Plan.load(plan) if plan is not None else None
+    if chosen is not None and chosen.compiled:
+        fail(
+            f"{plan} is a plan for code that {chosen.compiled} compiles, and what is explained runs without a compiler"
+        )
     step = options.build(model)
     if chosen is not None and (difference := why_other(chosen, step.model)):
         fail(difference)

@@ -35,7 +35,12 @@ def verify(
         Path | None, typer.Option("--plan", help="A plan that `holdover plan -o` wrote.", show_default=False)
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", help="Make a plan for this budget instead.", show_default=False)
+        str | None,
+        typer.Option(
+            "--budget",
+            help="Make a plan for this budget instead: 24GiB, 60% of the step's own peak, or min.",
+            show_default=False,
+        ),
     ] = None,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help=OPTIMIZER_HELP, show_default="the plan's own, or adamw")

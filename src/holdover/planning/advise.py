@@ -53,7 +53,7 @@ def advise(
     optimizer: OptimizerSpec = None,
     precision: str | None = None,
     device: str | None = None,
-    time_limit: float = 10.0,
+    time_limit: float = 30.0,
 ) -> Advice:
     """Say which constraint is the tighter one, memory or time, and what follows: never one cost without the other.
 
@@ -83,7 +83,7 @@ def advise(
     return advice_for(subject, parse_bytes(memory), time_limit=time_limit)
 
 
-def advice_for(subject: Subject, memory_bytes: int, *, time_limit: float = 10.0, say: Say = lambda _: None) -> Advice:
+def advice_for(subject: Subject, memory_bytes: int, *, time_limit: float = 30.0, say: Say = lambda _: None) -> Advice:
     """The same, for a step whose parts are together; `say` is told before each recording and plan."""
     if memory_bytes <= 0:
         raise UnitError("memory of 0 bytes makes no sense: give what the device has, such as 24GiB")

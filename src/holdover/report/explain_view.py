@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -177,22 +178,27 @@ def _table(account: Account) -> Table:
     rows: dict[int, list[Explanation]] = {}
     for found in account.explanations:
         rows.setdefault(found.life.op, []).append(found)
+    cells = [_row(row, planned=account.plan is not None) for row in rows.values()]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("tensor", no_wrap=True, overflow="ellipsis", max_width=32)
-    table.add_column("op", no_wrap=True, overflow="ellipsis", max_width=26)
-    for name in ("held", "at the peak", "if dropped", "time"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-    if account.plan is not None:
-        table.add_column("plan", no_wrap=True, min_width=7)
-    for row in rows.values():
-        first = row[0]
-        effect = ("cannot be", "") if first.alone is None else _figures(first.alone)[::2]
-        here = sum(e.life.nbytes for e in row if e.at_peak)
-        sizes = [format_bytes(n) for n in (sum(e.life.nbytes for e in row), here)]
-        fate = first.planned.fate.value if first.planned else first.life.fate.value
-        cells = [first.life.name, first.life.op_name.removeprefix("aten.").removesuffix(".default"), *sizes, *effect]
-        table.add_row(*cells, *([fate] if account.plan is not None else []))
+    names = ("tensor", "op", "held", "at the peak", "if dropped", "time", "plan")
+    for i, column in enumerate(zip(*cells, strict=True)):
+        if i < 2:  # what is too wide is cut here, and never a figure
+            table.add_column(names[i], no_wrap=True, overflow="ellipsis", max_width=(32, 26)[i])
+        else:
+            width = max(map(len, (names[i], *column)))
+            table.add_column(names[i], no_wrap=True, min_width=width, justify="left" if names[i] == "plan" else "right")
+    for row in cells:
+        table.add_row(*row)
     return table
+
+
+def _row(row: Sequence[Explanation], *, planned: bool) -> list[str]:
+    first = row[0]
+    effect = ("cannot be", "") if first.alone is None else _figures(first.alone)[::2]
+    sizes = (sum(e.life.nbytes for e in row), sum(e.life.nbytes for e in row if e.at_peak))
+    fate = first.planned.fate.value if first.planned else first.life.fate.value
+    op = first.life.op_name.removeprefix("aten.").removesuffix(".default")
+    return [first.life.name, op, *map(format_bytes, sizes), *effect, *([fate] if planned else [])]
 
 
 def _together(account: Account) -> list[RenderableType]:
