@@ -78,7 +78,7 @@ def _points(
         except BudgetError:
             continue
         seconds = time.perf_counter() - begun + before
-        if made.choices and made.choices not in seen:
+        if (made.choices or made.compiled) and made.choices not in seen:  # a compiled plan without choices is one too
             seen.add(made.choices)
             promised = made.predicted_peak_bytes - fixed
             label = "lowest" if budget == "min" else f"budget {(int(budget) - fixed) / peak:.3f}"
