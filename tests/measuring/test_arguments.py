@@ -29,6 +29,34 @@ def test_values_are_valid_for_any_op() -> None:
     assert Arena(CPU).call(Signature("aten.all.default", (mask,), ()))[1][0].all()
 
 
+ENDS = TensorSpec((4,), (1,), "int32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "named"),
+    [
+        ((40, 16), (4, 16, 8), False),
+        ((40, 16), (4, 16, 8), True),
+        ((16, 40), (40, 8), False),
+        ((4, 8, 16), (16, 40), True),
+    ],
+    ids=["rows", "rows, named", "inner", "columns"],
+)
+def test_groups_of_a_product_are_of_one_size(a: tuple[int, ...], b: tuple[int, ...], named: bool) -> None:
+    """With all ends at 0 there would be nothing to multiply, and experts would seem to cost no time."""
+    operands = tuple(TensorSpec(s, torch.empty(s).stride(), "float32", "cpu") for s in (a, b))
+    signature = Signature(
+        "aten._grouped_mm.default", operands if named else (*operands, ENDS), (("offs", ENDS),) if named else ()
+    )
+    arena = Arena(CPU)
+    op, args, kwargs = arena.call(signature)
+    assert (kwargs["offs"] if named else args[2]).tolist() == [10, 20, 30, 40]
+    if a[0] != 16:  # the kernel wants its operands laid out otherwise then
+        assert op(*args, **kwargs).abs().sum(-1).min() > 0
+    index = Signature("aten.embedding.default", (TensorSpec((1, 2), (2, 1), "float32", "cpu"), ENDS), ())
+    assert not arena.call(index)[1][1].any()
+
+
 def test_arguments_of_one_call_do_not_share_memory() -> None:
     spec = TensorSpec((4,), (1,), "float32", "cpu")
     _, (lists,), _ = Arena(CPU).call(Signature("aten.cat.default", ((spec, spec),), ()))

@@ -2,7 +2,8 @@
 
 Values only have to be valid and typical of speed: indices are 0, masks True, everything else random between 0.25 and
 0.75 (neither zero, nor denormal, nor growing fast under repeated in-place ops; where all are equal, kernels that branch
-on values, such as max pooling, run three times as fast as in a step). Arguments of one call never share memory.
+on values, such as max pooling, run three times as fast as in a step); groups of a grouped product are of one size.
+Arguments of one call never share memory.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class Arena:
             self._make(value, kinds[names[i]]) if i < len(names) else value for i, value in enumerate(signature.args)
         )
         kwargs = {name: self._make(value, kinds.get(name, "")) for name, value in signature.kwargs}
+        if "grouped_mm" in signature.name:
+            args, kwargs = _with_groups(names, args, kwargs)
         return op, args, kwargs
 
     def _reserve(self, signature: Signature) -> None:
@@ -154,6 +157,20 @@ class Arena:
                 for tensor in value if isinstance(value, list) else [value]:
                     if isinstance(tensor, torch.Tensor):
                         _fill(tensor)
+
+
+def _with_groups(
+    names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments of a grouped product with groups of one size: where all end at 0 there is nothing to do."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    a, b, ends = given[names[0]], given[names[1]], given.get("offs")
+    if not isinstance(ends, torch.Tensor):
+        return args, kwargs
+    grouped = b.shape[-1] if a.dim() == 3 else a.shape[0] if b.dim() == 3 else a.shape[1]
+    groups = ends.numel()
+    even = torch.tensor([grouped * (i + 1) // groups for i in range(groups)], dtype=ends.dtype, device=ends.device)
+    return tuple(even if x is ends else x for x in args), {k: even if x is ends else x for k, x in kwargs.items()}
 
 
 def _filled(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -115,3 +116,23 @@ def unnoticed() -> Iterator[None]:
         yield
     finally:
         library.is_fake_tensor = asked  # type: ignore[attr-defined]
+
+
+def grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Any dtype, rows of the result padded to 16 bytes (cuda/GroupedBlas.cpp, and so on the CPU). PyTorch's fake kernel
+    takes bfloat16 alone, so that experts in float32 or float16 could only be recorded with their data."""
+    dtype = out_dtype or a.dtype
+    shape: tuple[int, ...] = (a.size(-2), b.size(-1))
+    if a.dim() == b.dim():
+        groups = a.size(0) if a.dim() == 3 else offs.size(0)  # type: ignore[union-attr]
+        shape = (groups, *shape)
+    width = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
+    strides = (shape[-2] * width, width, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype, device=a.device)
+
+
+STAND_INS: dict[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: grouped_mm}
+"""What ops give back where PyTorch's own fake kernels refuse what the real ones take."""

@@ -23,6 +23,7 @@ from holdover.trace._torch import (
     current_autograd_node,
     sequence_number,
 )
+from holdover.trace.fake import STAND_INS
 from holdover.trace.frames import call_key
 from holdover.trace.graph import (
     EXISTING,
@@ -225,7 +226,7 @@ class Recorder(TorchDispatchMode):
         if self.known is None:
             return func(*args, **kwargs)
         try:
-            out = func(*args, **kwargs)
+            out = STAND_INS.get(func, func)(*args, **kwargs)
         except ASKS_FOR_VALUES:
             out = self.known.answer(func, args, kwargs)
             if out is NotImplemented:
