@@ -244,11 +244,12 @@ class GraphSearch(Search):
     """A search in which the calls of one graph are decided together, since they run the same compiled code."""
 
     def closed(self, recorded: frozenset[int]) -> frozenset[int]:
-        """With the twins of each op in the step planned for."""
-        positions = self.problem.positions
-        return frozenset(twin for o in recorded for twin in self.everywhere[o] if twin in positions)
+        """With the twins of each op in the step planned for, but those that nobody in backward asks for."""
+        cost = self.problem.cost
+        return frozenset(twin for o in recorded for twin in self.everywhere[o] if twin in cost)
 
     def model(self, part: Mapping[int, int], near: Candidate | None = None) -> milp.Model:
-        tied = {o: self.everywhere[o][-1] for o in self.problem.eligible}
+        cost = self.problem.cost
+        tied = {o: [twin for twin in self.everywhere[o] if twin in cost][-1] for o in self.problem.eligible}
         assumed = self.closed(near.recorded) if near is not None else None
         return milp.build_model(self.problem, part, tied, assumed)
