@@ -175,7 +175,10 @@ def within(search: Search, floor: Candidate, plain: Candidate, limit: int | None
     bound = Bound(problem)
     budget_bytes = limit if limit is not None else floor.peak_bytes
     least = bound.seconds(budget_bytes, time_limit=search.left(1 / 2))
-    best = floor if limit is None else search.cheapest(limit, floor, least)
+    if limit is None:
+        best = search.annealed(floor, floor.peak_bytes, least + search.close_seconds)
+    else:
+        best = search.cheapest(limit, floor, least)
     return search, best, proved(bound, search, best, budget_bytes, least)
 
 

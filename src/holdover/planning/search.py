@@ -17,6 +17,7 @@ import numpy as np
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import Choices, Timeline, phase_peaks
 from holdover.planning import milp
+from holdover.planning.annealing import Annealing
 from holdover.planning.chain import MOST_STAGES, Chain
 from holdover.planning.classes import classes_of
 from holdover.planning.problem import Problem
@@ -35,6 +36,9 @@ CLOSE, CLOSE_IF_LARGE = 0.002, 0.005
 
 PAIRS_UP_TO = 40
 """Eligible ops up to which changes of two at a time are tried where none of one alone lowers the peak."""
+
+WORTH_ANNEALING = 0.01
+"""The share of a step by which a plan has to be over what is near enough, for annealing to be tried."""
 
 ROUNDS, PROMISING = 3, 3
 """How often a partition's model is built again near its last solution, and for how many partitions."""
@@ -101,15 +105,17 @@ class Search:
         nested = {o: held for o, held in (stages or {}).items() if o in ops}
         key = ops, frozenset(nested.items())
         if key not in self._seen:
-            draft = Candidate(ops, 0, 0.0, nested)
-            timeline = simulate(self.part, self.choices(draft), self.workspace, detail=False)
-            seconds = self.problem.replay_seconds(timeline)
-            if self.problem.standing is not None:
-                seconds += self.problem.standing.seconds(ops)
-            self._seen[key] = replace(
-                draft, peak_bytes=max(timeline.peak_bytes, self.other_peak_bytes), seconds=seconds
-            )
+            self._seen[key] = self.simulated(ops, nested)
         return self._seen[key]
+
+    def simulated(self, recorded: frozenset[int], stages: Stages) -> Candidate:
+        """The same without remembering it; `stages` are of recorded ops only."""
+        draft = Candidate(recorded, 0, 0.0, stages)
+        timeline = simulate(self.part, self.choices(draft), self.workspace, detail=False)
+        seconds = self.problem.replay_seconds(timeline)
+        if self.problem.standing is not None:
+            seconds += self.problem.standing.seconds(recorded)
+        return replace(draft, peak_bytes=max(timeline.peak_bytes, self.other_peak_bytes), seconds=seconds)
 
     def judged(self) -> list[Candidate]:
         """All candidates that were simulated so far."""
@@ -225,7 +231,13 @@ class Search:
             best = self.stepped(best, budget, self.until(1 / 8))
         if best.seconds > enough:
             best = self.cheaper(best, budget, self.until(1 / 8))
-        return best
+        return self.annealed(best, budget, enough)
+
+    def annealed(self, best: Candidate, budget: int, enough: float) -> Candidate:
+        """`best`, or a cheaper plan in which each op is held from a moment of its own."""
+        if best.seconds <= enough + WORTH_ANNEALING * self.problem.step_seconds:
+            return best
+        return Annealing(self, budget).improved(best, enough, self.until(1 / 2))
 
     def chain(self) -> Chain | None:
         """The finest way of cutting that the dynamic programme can bear."""
@@ -359,19 +371,21 @@ class Search:
 
     def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
         """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
+        here = self.at_peak(candidate)
+        chains = {
+            candidate.recorded | self.cheap_ancestors(o, candidate.recorded)
+            for o in here if o not in candidate.recorded
+        }  # fmt: skip
+        return [candidate.recorded ^ {o} for o in here] + list(chains)
+
+    def at_peak(self, candidate: Candidate) -> list[int]:
+        """Eligible ops of which an output is live at the peak, as the program's, as a replay's or as a copy."""
         timeline = simulate(self.part, self.choices(candidate), self.workspace)
-        live = set(timeline.at_peak)
-        sets = []
-        chains = set()
-        for o in self.problem.eligible:
-            here = any(self.trace.values[v].storage in live for v in self.trace.ops[o].outputs)
-            aside = any(e.value in self.trace.ops[o].outputs for e in timeline.extra_at_peak)
-            if not (here or aside):
-                continue
-            sets.append(candidate.recorded ^ {o})
-            if o not in candidate.recorded:
-                chains.add(candidate.recorded | self.cheap_ancestors(o, candidate.recorded))
-        return sets + list(chains)
+        live, aside = set(timeline.at_peak), {e.value for e in timeline.extra_at_peak}
+        values, ops = self.trace.values, self.trace.ops
+        return [
+            o for o in self.problem.eligible if any(values[v].storage in live or v in aside for v in ops[o].outputs)
+        ]
 
     def cheap_ancestors(self, op: int, recorded: frozenset[int]) -> frozenset[int]:
         """`op` and the ops it would need, back to values that are kept for autograd or exist anyway."""
