@@ -14,6 +14,7 @@ from holdover.memory.measure import measure_peak
 from holdover.memory.simulate import simulate
 from holdover.memory.timeline import phase_peaks
 from holdover.trace.graph import Phase, Trace
+from holdover.trace.plain_backward import NO_ZEROS
 from holdover.trace.record import record
 
 SIDE = 64
@@ -140,6 +141,8 @@ FORMULAS: dict[str, tuple[Reads, float]] = {
     ),
     # the index (half as many, twice as wide), no h, the output, the zeros that become the gradient, that times 2
     "take": (Reads(lambda h, index: h.take(index), INDEX), 1 + 1 + 0.5 + 1 + 1),
+    # h, the output, that times the gradient, where h is 0 (a quarter), that flipped, summed up and flipped back
+    "cumprod": (Reads(lambda h: h.cumprod(1)), 1 + 1 + 1 + 1 + 0.25 + 3),
     # no h, the zeros that become the gradient, that times 2
     "trace": (Reads(torch.trace), 1 + 1 + 1),
 }  # fmt: skip
@@ -151,6 +154,19 @@ def test_formulas_write_to_what_they_have_made(name: str) -> None:
     peak = holdover.estimate(model).peak_bytes
     assert abs(peak - tensors * TENSOR) <= 2048
     assert abs(peak - measured(model)) <= SCALARS
+
+
+def test_what_depends_on_zeros_is_said_where_there_is_no_data_and_looked_up_where_there_is() -> None:
+    assert NO_ZEROS in record(Reads(lambda h: h.cumprod(1))).uncertainties
+    with_data = Reads(lambda h: h.cumprod(1) * (1.0 if h.sum() > 0 else 2.0))
+    few = holdover.estimate(with_data)
+    assert few.recorded_on == "real"
+    assert NO_ZEROS not in few.uncertainties
+    assert abs(few.peak_bytes - measured(with_data)) <= SCALARS
+    with torch.no_grad():
+        with_data.weight[0, 0] = 0.0
+    many = holdover.estimate(with_data).peak_bytes
+    assert many >= measured(with_data) > few.peak_bytes
 
 
 def test_clamp_between_tensors() -> None:

@@ -42,8 +42,12 @@ WRITES_INTO_OWN: dict[str, dict[Any, Any]] = {
 }
 """By autograd node: ops of its formula that write to their first argument, if the formula itself has made that."""
 
-EVENLY = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
+EVENLY = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
 """Reductions to one number, whose gradient is shared evenly among all elements that have its value."""
+
+NO_ZEROS = (
+    "The gradient of cumprod is taken to meet no element that is 0: with one, it takes half a dozen tensors more."
+)
 
 Formula = Generator[Any, tuple[Any, Any], Any]
 """Is sent (op, its arguments) as the watched formula asks; yields, and at last returns, what the formula is given."""
@@ -57,18 +61,20 @@ class PlainBackward:
         self.node: tuple[int, str] | None = None
         self.began = 0  # op at which the node began
         self.formula: Formula | None = None
+        self.replaced = False  # once in each run of a node
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the op that autograd asks for, or what a plain step has in its place."""
         node = current_autograd_node()
         key = (node._sequence_nr(), node.name()) if node is not None else None
         if key != self.node:
-            self.node, self.began, self.formula = key, len(self.recorder.trace.ops), None
+            self.node, self.began = key, len(self.recorder.trace.ops)
+            self.formula, self.replaced = None, False
         if node is None or torch.is_grad_enabled():
             return self.recorder.record(self.into_zeros(func, args), args, kwargs)
-        if self.formula is None and node.name() in EVENLY and func is aten.isnan.default and on_cpu(args[0]):
-            self.formula = evenly(self.recorder)
-            next(self.formula)
+        if not self.replaced:
+            self.formula = self.begun(node.name(), func, args)
+            self.replaced = self.formula is not None
         if self.formula is not None:
             try:
                 return self.formula.send((func, args))
@@ -81,6 +87,17 @@ class PlainBackward:
         if in_place is not None and self.made_here(args[0]) and fits_into(args):
             func = in_place
         return self.recorder.record(self.into_zeros(func, args), args, kwargs)
+
+    def begun(self, name: str, func: Any, args: Any) -> Formula | None:
+        """What takes the place of the node's formula from this op on, if anything does."""
+        if name in EVENLY and func is aten.isnan.default and device_of(args[0]).type == "cpu":
+            formula = evenly(self.recorder)
+        elif name == "CumprodBackward0" and func is aten.mul.Tensor and not args[0].is_complex():
+            formula = scanned_product(self.recorder)
+        else:
+            return None
+        next(formula)
+        return formula
 
     def maker(self, tensor: torch.Tensor) -> int:
         """The op that wrote the tensor's content; -1 if it was there before the step."""
@@ -114,10 +131,6 @@ class PlainBackward:
         return is_dense(old) and held_once(old)
 
 
-def on_cpu(tensor: torch.Tensor) -> bool:
-    return device_of(tensor).type == "cpu"
-
-
 def fits_into(args: Any) -> bool:
     """Whether the result has the shape of the first argument."""
     shapes = [t.shape for t in args if isinstance(t, torch.Tensor)]
@@ -132,6 +145,18 @@ def asked_by_engine() -> bool:
     return frame.f_code is ENGINE
 
 
+def asked(call: tuple[Any, Any], op: Any) -> Any:
+    """The arguments of the op, which a watched formula has to ask for now."""
+    assert call[0] is op, f"autograd asks for {call[0]} where it should for {op}: its formula has changed"
+    return call[1]
+
+
+def aside(recorder: Recorder, call: tuple[Any, Any]) -> Any:
+    """What a watched formula asks for and a plain step never makes."""
+    with recorder.unwatched():
+        return call[0](*call[1])
+
+
 def evenly(recorder: Recorder) -> Formula:
     """`evenly_distribute_backward` in `torch/csrc/autograd/FunctionsManual.cpp`, its branch for plain tensors on CPU.
 
@@ -139,24 +164,15 @@ def evenly(recorder: Recorder) -> Formula:
     or, the mask's sum, the gradient by it, mask times that. The plain one looks at the value only, and fills zeros.
     """
 
-    def aside(op: Any, args: Any) -> Any:
-        """What a plain step never makes."""
-        with recorder.unwatched():
-            return op(*args)
-
     def run(op: Any, *args: Any) -> Any:
         return recorder.record(op, args, {})
 
-    def asked(call: tuple[Any, Any], op: Any) -> Any:
-        assert call[0] is op, f"autograd asks for {call[0]}, not for {op}, in the gradient of a maximum"
-        return call[1]
-
     call = yield None
     (values,) = asked(call, aten.isnan.default)
-    call = yield aside(*call)
+    call = yield aside(recorder, call)
     call = yield run(aten.isnan.default, *asked(call, aten.isnan.default))
     asked(call, aten.logical_and.default)
-    call = yield aside(*call)
+    call = yield aside(recorder, call)
     mask = run(aten.eq.Tensor, *asked(call, aten.eq.Tensor))
     call = yield mask
     asked(call, aten.logical_or_.default)
@@ -167,3 +183,39 @@ def evenly(recorder: Recorder) -> Formula:
     call = yield share
     asked(call, aten.mul.Tensor)
     return run(aten.masked_fill_.Tensor, zeros, mask, share)
+
+
+def scanned_product(recorder: Recorder) -> Formula:
+    """`cumprod_backward` in `torch/csrc/autograd/FunctionsManual.cpp`, its way for an input without zeros.
+
+    Both begin with w = output * gradient and input == 0. The watched one then goes a way of twenty ops that is right
+    with zeros too and ends in its second where(); the plain one looks whether there are any, sums w up from behind and
+    divides by the input.
+    """
+
+    def run(op: Any, *args: Any) -> Any:
+        return recorder.record(op, args, {})
+
+    call = yield None
+    product = run(aten.mul.Tensor, *asked(call, aten.mul.Tensor))
+    call = yield product
+    values, zero = asked(call, aten.eq.Scalar)
+    mask = run(aten.eq.Scalar, values, zero)
+    if recorder.real and aside(recorder, (aten.any.default, (mask,))):
+        return mask
+    if NO_ZEROS not in recorder.trace.uncertainties and not recorder.real:
+        recorder.trace.uncertainties.append(NO_ZEROS)
+    call = yield mask
+    dim, choices = None, 0
+    while choices < 2:
+        if call[0] is aten.cumsum.default and dim is None:
+            dim = call[1][1]
+        choices += call[0] is aten.where.self
+        if choices < 2:
+            call = yield aside(recorder, call)
+    del call
+    first = run(aten.flip.default, product, [dim])
+    second = run(aten.cumsum.default, first, dim)
+    third = run(aten.flip.default, second, [dim])
+    del first, second
+    return run(aten.div.Tensor, third, values)
