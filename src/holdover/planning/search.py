@@ -372,11 +372,8 @@ class Search:
     def neighbours(self, candidate: Candidate) -> list[frozenset[int]]:
         """Sets that differ in what is live at the peak: drop one more value, or keep one that is replayed there."""
         here = self.at_peak(candidate)
-        chains = {
-            candidate.recorded | self.cheap_ancestors(o, candidate.recorded)
-            for o in here if o not in candidate.recorded
-        }  # fmt: skip
-        return [candidate.recorded ^ {o} for o in here] + list(chains)
+        now = candidate.recorded
+        return [now ^ {o} for o in here] + list({now | self.cheap_ancestors(o, now) for o in here if o not in now})
 
     def at_peak(self, candidate: Candidate) -> list[int]:
         """Eligible ops of which an output is live at the peak, as the program's, as a replay's or as a copy."""
