@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.integrations.helpers import Residual, assert_equal, loss, mlp, peak, results, tokens, within_promise
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import holdover
 from holdover.integrations.regions import compile_regions
@@ -59,3 +60,17 @@ def test_what_inductor_does_to_the_layout_of_images_is_in_the_promise() -> None:
     measured = peak(follower, x)
     assert within_promise(measured, plan)
     assert measured > 0.97 * plan.predicted_peak_bytes
+
+
+def test_a_plan_for_convolutions_says_what_inductor_does_to_their_layout() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    x = torch.randn(4, 3, 16, 16)
+
+    def notes(layout: bool) -> str:
+        torch._dynamo.reset()
+        with inductor_config.patch(layout_optimization=layout):
+            plan = holdover.plan(model, (x,), loss=loss, budget="min", compiled=True, time_limit=2.0)
+        return " ".join(plan.notes)
+
+    assert "layout_optimization = False, which keeps the promise" in notes(layout=True)
+    assert "layout_optimization" not in notes(layout=False)
