@@ -90,6 +90,30 @@ def test_gradients_of_one_tensor_are_added_where_the_engine_adds_them(name: str)
     assert abs(holdover.estimate(model).peak_bytes - measured(model)) <= SCALARS
 
 
+@pytest.mark.parametrize("name", READS)
+def test_on_a_card_the_same_gradients_are_added_in_place(name: str) -> None:
+    read, tensors, added = READS[name]
+    estimate = holdover.estimate(Reads(read), device="h100-80gb")
+    assert in_place(estimate.trace) == added
+    assert phase_peaks(estimate.trace, simulate(estimate.trace))[0, Phase.BACKWARD] // TENSOR == tensors
+
+
+ON_CARD: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
+    # the weight, h, the output, that times the gradient, where h is 0, that flipped, summed up and flipped back
+    "cumprod": (lambda h: h.cumprod(1), 1 + 1 + 1 + 1 + 0.25 + 3),
+    # the weight, h, where it is no number (and the maximum neither), where it is the maximum, the gradient, times 2
+    "max": (torch.max, 1 + 1 + 0.25 + 0.25 + 1),
+}
+
+
+@pytest.mark.parametrize("name", ON_CARD)
+def test_on_a_card_formulas_run_as_there(name: str) -> None:
+    function, tensors = ON_CARD[name]
+    trace = holdover.estimate(Reads(function), device="h100-80gb").trace
+    peak = phase_peaks(trace, simulate(trace))[0, Phase.BACKWARD]
+    assert abs(peak - tensors * TENSOR) <= SCALARS
+
+
 ELSEWHERE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "passed on to two": lambda h: (h + h.sin()) * torch.ones(SIDE, SIDE),
     "of a custom function, last": lambda h: twice(h).sum() + h.tanh().sum() + h.mean(),

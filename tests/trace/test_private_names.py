@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ NAMES = {
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "looking into wrapper subclasses",
     "torch._C._ExcludeDispatchKeyGuard": "casting as CUDA's autocast does",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "knowing which ops a build without CUDA takes apart",
+    "torch._C._storage_Use_Count": "knowing where the engine adds gradients in place",
+    "torch.autograd.graph._engine_run_backward": "telling the engine's own ops from those of Python code it runs",
     "torch.optim.optimizer._foreach_supported_types": "foreach optimizers of fake parameters on a card",
     "torch.utils._foreach_utils._foreach_supported_types": "foreach gradient clipping of fake gradients on a card",
     "torch._C._profiler._ExtraFields_Allocation": "reading the profiler's allocation events",
@@ -96,3 +99,42 @@ def test_fake_tensors_are_made_through_a_function_that_can_be_told_their_device(
 
 def test_a_fake_mode_can_be_told_to_touch_no_device() -> None:
     assert isinstance(_torch.FakeTensorMode.avoid_device_init, property)
+
+
+class Holders(_torch.TorchDispatchMode):
+    """Notes of each sum whether the caller alone holds its first term."""
+
+    def __init__(self, modes: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.modes, self.seen = modes, []  # type: tuple[int, list[bool]]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and _torch.current_graph_task_id() >= 0:
+            self.seen.append(_torch.held_once(args[0], self.modes))
+        return func(*args, **(kwargs or {}))
+
+
+class Above(_torch.TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_holders_of_a_gradient_are_counted() -> None:
+    """The engine holds the first gradient of h alone when the second comes, unless backward has given it to others."""
+    for above in (nullcontext(), Above()):
+        x = torch.ones(4, requires_grad=True)
+        holders = Holders(1 if isinstance(above, nullcontext) else 2)
+        with holders, above:
+            h = x * 2
+            (h.sin() + h.cos()).sum().backward()  # gradients of their own
+            h = x * 2
+            torch.autograd.backward(h + h * 3, torch.ones(4))  # the first is the caller's
+        assert holders.seen == [True, False]

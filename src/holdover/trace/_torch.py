@@ -94,11 +94,11 @@ def foreach_types() -> tuple[list[Any], list[Any]]:
     return _optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
 
 
-def held_once(tensor: torch.Tensor) -> bool:
-    """Whether the caller of the op that a dispatch mode sees is the only one to hold this argument and its storage.
+def held_once(tensor: torch.Tensor, modes: int) -> bool:
+    """Whether the caller of an op that has come through so many dispatch modes alone holds this argument.
 
-    Then the tensor has four holders: its caller, the dispatcher's stack, this Python object and the one that runs the
-    mode; and its storage two, the tensor and the storage's own Python object.
+    Then the tensor is held by the caller, the dispatcher's stack, the one on which each mode is run, and its Python
+    object; its storage by the tensor and the storage's Python object.
     """
-    count: int = tensor._use_count()  # type: ignore[attr-defined]
-    return count <= 4 and bool(storage_use_count(tensor.untyped_storage()._cdata) <= 2)
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return holders <= 3 + modes and bool(storage_use_count(tensor.untyped_storage()._cdata) <= 2)

@@ -36,21 +36,25 @@ WRITES_INTO_ZEROS = {
 }
 ZEROS = ("aten.new_zeros.", "aten.zeros.", "aten.zeros_like.")
 
+EVENLY = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
+"""Reductions to one number, whose gradient is shared evenly among all elements that have its value."""
+
 WRITES_INTO_OWN: dict[str, dict[Any, Any]] = {
     "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor},
     "ClampBackward0": {aten.logical_and.default: aten.logical_and_.default},
+    **{name: {aten.logical_and.default: aten.logical_and_.default} for name in EVENLY},  # on a card
 }
 """By autograd node: ops of its formula that write to their first argument, if the formula itself has made that."""
-
-EVENLY = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
-"""Reductions to one number, whose gradient is shared evenly among all elements that have its value."""
 
 NO_ZEROS = (
     "The gradient of cumprod is taken to meet no element that is 0: with one, it takes half a dozen tensors more."
 )
 
-Formula = Generator[Any, tuple[Any, Any], Any]
-"""Is sent (op, its arguments) as the watched formula asks; yields, and at last returns, what the formula is given."""
+Asked = tuple[Any, Any, Any]
+"""An op that a formula asks for, its arguments, and those by name."""
+
+Formula = Generator[Any, Asked, Any]
+"""Is sent what the watched formula asks for; yields, and at last returns, what the formula is given."""
 
 
 class PlainBackward:
@@ -77,7 +81,7 @@ class PlainBackward:
             self.replaced = self.formula is not None
         if self.formula is not None:
             try:
-                return self.formula.send((func, args))
+                return self.formula.send((func, args, kwargs))
             except StopIteration as end:
                 self.formula = None
                 return end.value
@@ -123,12 +127,13 @@ class PlainBackward:
         if len(args) != 2 or kwargs or not all(isinstance(t, torch.Tensor) and is_plain(t) for t in args):
             return False
         old, new = args
-        if old.shape != new.shape or not asked_by_engine():
+        modes = modes_asked_by_engine()
+        if old.shape != new.shape or not modes:
             return False
         targets = node.next_functions
         if self.made_here(old) and len(set(targets)) == len(targets):
             return False
-        return is_dense(old) and held_once(old)
+        return is_dense(old) and held_once(old, modes)
 
 
 def fits_into(args: Any) -> bool:
@@ -137,24 +142,25 @@ def fits_into(args: Any) -> bool:
     return bool(torch.broadcast_shapes(*shapes) == shapes[0])
 
 
-def asked_by_engine() -> bool:
-    """Whether C++ code that the engine runs has called the dispatch mode, not Python code of the user's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("holdover.trace"):
+def modes_asked_by_engine() -> int:
+    """How many dispatch modes an op has come through that the engine's own C++ code asks for; 0 if Python code asks."""
+    modes, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("holdover.trace", "torch._ops")):
+        modes += frame.f_code.co_name == "__torch_dispatch__"
         frame = frame.f_back
-    return frame.f_code is ENGINE
+    return modes if frame.f_code is ENGINE else 0
 
 
-def asked(call: tuple[Any, Any], op: Any) -> Any:
+def asked(call: Asked, op: Any) -> Any:
     """The arguments of the op, which a watched formula has to ask for now."""
     assert call[0] is op, f"autograd asks for {call[0]} where it should for {op}: its formula has changed"
     return call[1]
 
 
-def aside(recorder: Recorder, call: tuple[Any, Any]) -> Any:
+def aside(recorder: Recorder, call: Asked) -> Any:
     """What a watched formula asks for and a plain step never makes."""
     with recorder.unwatched():
-        return call[0](*call[1])
+        return call[0](*call[1], **call[2])
 
 
 def evenly(recorder: Recorder) -> Formula:
@@ -201,7 +207,7 @@ def scanned_product(recorder: Recorder) -> Formula:
     call = yield product
     values, zero = asked(call, aten.eq.Scalar)
     mask = run(aten.eq.Scalar, values, zero)
-    if recorder.real and aside(recorder, (aten.any.default, (mask,))):
+    if recorder.real and aside(recorder, (aten.any.default, (mask,), {})):
         return mask
     if NO_ZEROS not in recorder.trace.uncertainties and not recorder.real:
         recorder.trace.uncertainties.append(NO_ZEROS)
