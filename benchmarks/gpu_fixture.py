@@ -25,6 +25,10 @@ UNSEEN = ("aten.detach.", "aten.lift_fresh", "aten.alias.", "aten._local_scalar_
 """Ops that only look at tensors, and that versions and recorders differ in."""
 
 
+AS_WATCHED = {"aten.add_.Tensor": "aten.add.Tensor"}
+"""Gradients of one tensor are added in place in a plain step, as in a recording; under a dispatch mode they are not."""
+
+
 class Names(TorchDispatchMode):
     """Writes down the ops that run."""
 
@@ -97,7 +101,10 @@ def recorded(trace: Trace) -> dict[str, Any]:
     phases: dict[str, list[str]] = {"forward": [], "backward": []}
     for op in trace.ops:
         if op.step == 0 and op.phase.value != "optimizer":
-            phases["backward" if op.phase.value == "backward" else "forward"].append(op.name)
+            if op.phase.value == "backward":
+                phases["backward"].append(AS_WATCHED.get(op.name, op.name))
+            else:
+                phases["forward"].append(op.name)
     kept = {trace.values[s.value].storage for s in trace.slots if trace.ops[s.op].step == 0}
     sizes = [trace.storages[s].nbytes for s in kept if trace.storages[s].category not in EXISTING]
     return {**{name: seen(names) for name, names in phases.items()}, "saved": sorted(n for n in sizes if n)}
