@@ -141,3 +141,15 @@ def test_a_chain_without_valleys_is_cut_too() -> None:
     assert plan.nested or plan.extra_time < 1
     assert plan.predicted_peak_bytes <= 0.2 * plan.unplanned_peak_bytes
     assert plan.floor_bytes < 0.15 * plan.unplanned_peak_bytes
+
+
+def test_its_plans_know_their_model_and_their_shapes(
+    frontier: holdover.Frontier, step: tuple[nn.Module, tuple[torch.Tensor]]
+) -> None:
+    """As those of `holdover.plan`: another model, or a longer sequence, is told in the same way."""
+    plan = holdover.plan(*step, budget="80%", time_limit=3)
+    for point in frontier.plans:
+        assert point.outline == plan.outline
+        [shape] = point.shapes
+        assert shape.shapes == plan.shapes[0].shapes
+        assert shape.predicted_peak_bytes == point.predicted_peak_bytes

@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from holdover.memory.on_card import place_of
 from holdover.planning.api import lowest_of, priced_problem, same_places
 from holdover.planning.bound import Bound
 from holdover.planning.describe import described
+from holdover.planning.inputs import planned_shape, shapes_of
 from holdover.planning.on_card import CardBudget
+from holdover.planning.outline import outline_of
 from holdover.planning.plan import Plan
 from holdover.planning.search import Candidate, Search
 from holdover.trace.graph import Trace
@@ -158,7 +160,12 @@ def frontier(
     """
     place = place_of(device)
     trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
-    return frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card)
+    found = frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card)
+    shapes, outline = shapes_of(args, kwargs), outline_of(model)
+    return Frontier(
+        tuple(replace(p, shapes=(planned_shape(shapes, p),), outline=outline) for p in found.plans),
+        found.context_bytes,
+    )
 
 
 def frontier_of(
