@@ -1,6 +1,6 @@
-"""Plans under torch.compile against PyTorch's own activation memory budget: measured peaks and times of a small GPT.
+"""Plans under torch.compile against PyTorch's own activation memory budget: measured peaks and times of one model.
 
-    OMP_NUM_THREADS=1 python benchmarks/compiled.py [--backend aot_eager] [--blocks]
+    OMP_NUM_THREADS=1 python benchmarks/compiled.py [--model resnet18] [--backend aot_eager] [--blocks]
 
 Peaks are the profiler's, above weights, gradients and inputs, relative to plain eager; times are the process's
 processor time, medians of interleaved steps, relative to plain eager. `equal`: gradients are those of the same backend
@@ -76,17 +76,18 @@ def compiled(case: Case, backend: str, *, blocks: bool) -> Callable[[torch.nn.Mo
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="gpt", choices=frontier_models.CASES)
     parser.add_argument("--backend", default="inductor", choices=("inductor", "aot_eager"))
     parser.add_argument("--blocks", action="store_true", help="compile each block by itself")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    case = frontier_models.gpt()
+    case = frontier_models.CASES[options.model]()
     prepare = compiled(case, options.backend, blocks=options.blocks)
     eager = Contender(case, lambda model: None)
     room = eager.peak_bytes - eager.fixed_bytes
     broken = 0
-    print(f"GPT, {options.backend}, {'blocks by themselves' if options.blocks else 'whole model'}")
+    print(f"{options.model}, {options.backend}, {'blocks by themselves' if options.blocks else 'whole model'}")
     print(f"{'':24} {'peak':>6} {'promised':>9} {'time':>6} {'promised':>9}  equal")
     plain: Contender | None = None
     for budget in STOCK:
