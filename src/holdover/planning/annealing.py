@@ -33,6 +33,9 @@ EXCESS = 4.0
 TRIES_PER_OP, FEWEST_TRIES = 40, 200
 """Changes tried in one round, per op that may be recorded; a round that has no time for so many in all is not begun."""
 
+PATIENCE = 2
+"""Rounds in a row that may gain next to nothing before it is given up."""
+
 KEEPS, TOGETHER = 0.4, 0.3
 """How often what is recorded is kept again, rather than held from another moment on; and how often twins change too."""
 
@@ -59,7 +62,7 @@ class Annealing:
         return {o: group for group in groups.values() if len(group) > 1 for o in group}
 
     def improved(self, best: Candidate, enough: float, until: float) -> Candidate:
-        """`best`, or a cheaper plan within the budget; rounds go on while they gain, down to `enough` seconds.
+        """`best`, or a cheaper plan within the budget; rounds go on until some gain nothing, down to `enough` seconds.
 
         Args:
             best: a plan within the budget.
@@ -70,14 +73,14 @@ class Annealing:
         now = self.own_stages(best)
         tries = max(TRIES_PER_OP * len(self.ops), FEWEST_TRIES)
         each = time.monotonic() - begun  # of one simulation
-        while best.seconds > enough and time.monotonic() + FEWEST_TRIES * each < until:
+        in_vain = 0
+        while best.seconds > enough and in_vain < PATIENCE and time.monotonic() + FEWEST_TRIES * each < until:
             found = self.round(now, tries, until)
             gain = best.seconds - found.seconds
             if found.seconds < best.seconds:
-                best = self.search.judge(found.recorded, found.stages)
-                now = found
-            if gain < self.search.close_seconds:
-                break
+                nested = any(held < FOREVER for _, held in found.stages.values())
+                best, now = self.search.judge(found.recorded, found.stages if nested else {}), found
+            in_vain = in_vain + 1 if gain < self.search.close_seconds else 0
         return best
 
     def own_stages(self, plan: Candidate) -> Candidate:
