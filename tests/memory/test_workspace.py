@@ -225,6 +225,19 @@ def test_a_convolution_too_large_for_this_machine_is_scaled() -> None:
     assert 0.5 * nbytes < found[0] < 4 * nbytes
 
 
+@pytest.mark.parametrize(("channels", "stride"), [(128, 1), (512, 2)])
+def test_a_convolution_of_an_ordinary_network_is_measured_at_its_own_size(channels: int, stride: int) -> None:
+    """What oneDNN reorders depends on the size: at a quarter of the batch it took nothing, so scaling said nothing."""
+    side = 32 // stride
+    gradient, image = torch.randn(16, channels, side, side), torch.randn(16, 256, 32, 32)
+    calls, weight = Calls(), torch.randn(channels, 256, 1, 1)
+    with calls:
+        torch.ops.aten.convolution_backward(
+            gradient, image, weight, [0], [stride, stride], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+    assert workspace_bytes(calls.signatures).get(0, 0) == pytest.approx(calls.real[0], abs=4096)
+
+
 def output_bytes(signature: Signature) -> list[int]:
     outputs = true_outputs(signature)
     assert outputs is not None

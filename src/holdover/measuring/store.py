@@ -20,7 +20,7 @@ import torch
 from holdover.measuring.machine import cpu_name
 from holdover.trace.graph import Signature
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Store:

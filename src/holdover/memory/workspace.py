@@ -82,7 +82,7 @@ LAID_OUT_OTHERWISE = frozenset(
 than what it is a gradient of."""
 
 _LARGE_BYTES = 96 << 20
-_LARGE_OPERATIONS = 1e10
+_LARGE_OPERATIONS = 4e10  # about a second; smaller ones take other ways, so that what they need does not scale
 _FREE_SHARE = 4  # at most a quarter of the free memory is taken
 
 
@@ -249,6 +249,9 @@ def _operations(signature: Signature) -> float:
     specs = [s for s in tensors_of(signature) if len(s.shape) > 1]
     if not specs:
         return 0
+    if packet in ("convolution", "convolution_backward"):  # at stride 1; backward is two of them
+        *gradient, image, weight = specs[:3] if packet == "convolution_backward" else specs[:2]
+        return 2.0 * (1 + len(gradient)) * numel(image) / max(image.shape[1], 1) * numel(weight)
     if "mm" in packet or "convolution" in packet or "rnn" in packet or "attention" in packet:
         sizes = sorted((numel(s) for s in specs), reverse=True)[:2]
         return 2 * sizes[0] * max(specs[-1].shape[-1], math.isqrt(sizes[-1]))
