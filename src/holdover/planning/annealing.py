@@ -77,7 +77,7 @@ class Annealing:
         while best.seconds > enough and in_vain < PATIENCE and time.monotonic() + FEWEST_TRIES * each < until:
             found = self.round(now, tries, until)
             gain = best.seconds - found.seconds
-            if found.seconds < best.seconds:
+            if found.seconds < best.seconds and found.peak_bytes <= self.budget:
                 nested = any(held < FOREVER for _, held in found.stages.values())
                 best, now = self.search.judge(found.recorded, found.stages if nested else {}), found
             in_vain = in_vain + 1 if gain < self.search.close_seconds else 0
