@@ -61,7 +61,7 @@ def by_length() -> Plan:
 @pytest.fixture(scope="module")
 def for_all() -> Plan:
     """Nearly equal shapes, for which one plan is enough."""
-    return holdover.plan(gpt(), (ids(120),), budget="70%", also=also(124, 128), time_limit=3)
+    return holdover.plan(gpt(), (ids(120),), budget="70%", also=also(124, 128), time_limit=9)
 
 
 def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
