@@ -15,7 +15,7 @@ from holdover.cost.roofline import copy_seconds_per_byte, modelled
 from holdover.errors import BudgetError, PlanError
 from holdover.memory.estimate import peak_of, workspaces
 from holdover.memory.on_card import place_of
-from holdover.planning.bound import Bound
+from holdover.planning.bound import Bound, bound_seconds
 from holdover.planning.describe import described
 from holdover.planning.inputs import checked_pairs, planned_shape, shapes_of
 from holdover.planning.on_card import CardBudget, budget_kind_of
@@ -208,9 +208,8 @@ def _plan_on_card(
         best, least = plain, 0.0
     elif limit is None:
         best = account.lowest(search, floor)
-        least = Bound(problem).seconds(
-            account.tensor_bytes(trace, account.counted(search, best)), time_limit=search.left(1 / 2)
-        )
+        most = account.tensor_bytes(trace, account.counted(search, best))
+        least = bound_seconds(problem, most, time_limit=search.left(1 / 2))
     else:
         bound, most = Bound(problem), account.tensor_bytes(trace, limit)
         least = bound.seconds(most, time_limit=search.left(1 / 2))

@@ -239,7 +239,8 @@ class Bound:
                 for w in problem.trace.ops[c].outputs:
                     if w in g:
                         self.rows.add([g[w], *parts], [1.0] + [-1.0] * len(parts), 0.0)
-        self._add_again(t, g)
+        if self.twice:
+            self._add_again(t, g)
         self.memory[t] = len(self.rows.upper), fixed
         self.rows.add([*bytes_of], [*bytes_of.values()], 0.0)
 
@@ -258,7 +259,7 @@ class Bound:
                     self.rows.add([self.replayed[o], column, before[o]], [1.0, 1.0, -1.0], 1.0)
         for v, again in g.items():
             o = problem.maker[v]
-            if o in self.twice and o in before:
+            if o in before:
                 self.rows.add([before[o], again, self.twice[o]], [1.0, 1.0, -1.0], 1.0)
 
     def _gone(self, op: int) -> Iterator[int]:

@@ -162,10 +162,8 @@ def frontier(
     trace = place.record(model, args, kwargs, loss=loss, optimizer=optimizer, precision=precision)
     found = frontier_of(trace, precision=precision, with_loss=with_loss, time_limit=time_limit, card=place.card)
     shapes, outline = shapes_of(args, kwargs), outline_of(model)
-    return Frontier(
-        tuple(replace(p, shapes=(planned_shape(shapes, p),), outline=outline) for p in found.plans),
-        found.context_bytes,
-    )
+    plans = tuple(replace(p, shapes=(planned_shape(shapes, p),), outline=outline) for p in found.plans)
+    return replace(found, plans=plans)
 
 
 def frontier_of(
